@@ -1,0 +1,662 @@
+"""Every fact, one frozen tagged struct each, named in the past tense.
+
+What belongs here: the shape of facts. No rule about what follows from one (`evolve`), no bytes
+(`codec`). The schema only grows: a new field has a default, a tag (the class name) is never
+reused or given another meaning. Facts are immutable, and at most 64 KiB encoded.
+
+Who states what:
+- a *node* states facts about itself and what it saw of its peers (inbox, then log);
+- an *operator* states acts, with a name;
+- the *controller* states decisions, each with a reason, and the positions it decided from.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct, field
+
+from statemachine.ids import (
+    Epoch,
+    GroupName,
+    Incarnation,
+    JobId,
+    NodeId,
+    Position,
+    Role,
+    Slot,
+    SweepId,
+    TransitionId,
+)
+
+
+class Verdict(StrEnum):
+    """A judged health state."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    DEGRADED = "degraded"
+    FAULTY = "faulty"
+    UNKNOWN = "unknown"
+
+
+class Motive(StrEnum):
+    """Why a transition takes place; decides what its commit must wait for."""
+
+    LAUNCH = "launch"
+    PLANNED = "planned"
+    UNPLANNED = "unplanned"
+
+
+class SweepOutcome(StrEnum):
+    """Result of a sweep; inconclusive is never a pass."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Event(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """A fact already appended to the log."""
+
+
+# --- membership -------------------------------------------------------------------------------
+
+
+class NodeJoined(Event, frozen=True, tag=True):
+    """An agent took a lease under a new incarnation."""
+
+    node: NodeId
+    incarnation: Incarnation
+    host: str
+    ranks: int = 1
+    hardware: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+class NodeLeft(Event, frozen=True, tag=True):
+    """An agent gave its lease back in good order."""
+
+    node: NodeId
+    incarnation: Incarnation
+    reason: str = ""
+
+
+class NodeLost(Event, frozen=True, tag=True):
+    """The controller fenced an incarnation: its key was deleted in this very transaction."""
+
+    node: NodeId
+    incarnation: Incarnation
+    reason: str
+    evidence: tuple[Position, ...] = ()
+
+
+class WorkerReady(Event, frozen=True, tag=True):
+    """A node's training process reached its step loop and can rehearse or run.
+
+    `host`, `port` is where its links listen; `transfer_port` where state may be fetched;
+    `digest` stands for code, configuration and layout.
+    """
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    host: str
+    port: int
+    transfer_port: int
+    pid: int
+    digest: str
+    state_bytes: int = 0
+
+
+class WorkerExited(Event, frozen=True, tag=True):
+    """The agent saw its training process end without being asked to."""
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    reason: str
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+class WorkerFinished(Event, frozen=True, tag=True):
+    """A training process committed the job's last step."""
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    step: int
+    weights_digest: str = ""
+    loss: float | None = None
+
+
+class PeerReset(Event, frozen=True, tag=True):
+    """A node saw the link to a peer end without a goodbye: the peer's process is gone."""
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    epoch: Epoch
+    peer: NodeId
+    peer_incarnation: Incarnation
+    group: GroupName
+    step: int = -1
+
+
+class LeaseExpired(Event, frozen=True, tag=True):
+    """The controller saw an incarnation key vanish that nobody had given back."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
+# --- jobs -------------------------------------------------------------------------------------
+
+
+class JobDeclared(Event, frozen=True, tag=True):
+    """An operator asked for a job: ordered axes with sizes, ranks per node, seed.
+
+    `axes` maps axis name to size, outermost first; `groups` names further groups as sets of axes.
+    """
+
+    job: JobId
+    axes: dict[str, int]
+    ranks_per_node: int = 1
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    rank_sets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    standbys: int = 0
+    seed: int = 0
+    steps: int = 0
+    by: str = ""
+
+
+class JobFinished(Event, frozen=True, tag=True):
+    """Every slot committed the job's last step."""
+
+    job: JobId
+    step: int
+    reason: str = ""
+
+
+# --- warm-up ----------------------------------------------------------------------------------
+
+
+class WarmupStarted(Event, frozen=True, tag=True):
+    """The controller asked a node to rehearse a role of a job."""
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    role: Role
+    reason: str = ""
+
+
+class WarmupPassed(Event, frozen=True, tag=True):
+    """A node rehearsed a role in the process that will train."""
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    role: Role
+    digest: str
+    first_step_ms: float
+    steady_step_ms: float
+    took_ms: float
+
+
+class WarmupFailed(Event, frozen=True, tag=True):
+    """A rehearsal raised, hung, or met a NaN; the run never noticed."""
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    role: Role
+    reason: str
+
+
+# --- health -----------------------------------------------------------------------------------
+
+
+class Indicator(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One metric that spoke for a verdict: own value, the peers' median, and the score."""
+
+    metric: str
+    value: float
+    peers_median: float
+    score: float
+    windows: int
+    peers: int
+
+
+class VerdictIssued(Event, frozen=True, tag=True):
+    """The detector (or an operator) judged a node."""
+
+    node: NodeId
+    incarnation: Incarnation
+    verdict: Verdict
+    reason: str
+    job: JobId = JobId("")
+    indicators: tuple[Indicator, ...] = ()
+    window_first: int = 0
+    window_last: int = 0
+    detector: str = ""
+    expires_at_ms: int = 0
+    by: str = ""
+
+
+class VerdictWithdrawn(Event, frozen=True, tag=True):
+    """Later evidence, or the end of its validity, took a verdict back."""
+
+    node: NodeId
+    incarnation: Incarnation
+    reason: str
+    by: str = ""
+
+
+# --- transitions ------------------------------------------------------------------------------
+
+
+class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One slot changes hands. `leaver` is empty when the slot was vacant."""
+
+    slot: Slot
+    joiner: NodeId
+    joiner_incarnation: Incarnation
+    leaver: NodeId = NodeId("")
+    leaver_incarnation: Incarnation = Incarnation(0)
+
+
+class Report(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a node stands in its steps when it is parked.
+
+    `applied` is the last step whose update is in its weights (-1: initial weights);
+    `pending` the step whose gradients it holds, synchronised, without having seen the vote
+    (-1: none); `has_state` is false for a joiner, whose weights mean nothing.
+    """
+
+    has_state: bool
+    applied: int = -1
+    pending: int = -1
+
+
+class TransitionPlanned(Event, frozen=True, tag=True):
+    """Phase one begins: joiners and affected members prepare new links."""
+
+    job: JobId
+    transition: TransitionId
+    motive: Motive
+    from_epoch: Epoch
+    changes: tuple[Change, ...]
+    required: tuple[NodeId, ...]
+    deadline_at_ms: int
+    reason: str
+    evidence: tuple[Position, ...] = ()
+    replaces: TransitionId = TransitionId(0)
+    considered: tuple[str, ...] = ()
+
+
+class TransitionPrepared(Event, frozen=True, tag=True):
+    """A required node holds every new link; if it is parked, `report` says at which step."""
+
+    job: JobId
+    transition: TransitionId
+    node: NodeId
+    incarnation: Incarnation
+    report: Report | None = None
+    links_opened: int = 0
+    took_ms: float = 0.0
+    quiesce_ms: float = 0.0
+
+
+class TransitionRefused(Event, frozen=True, tag=True):
+    """A required node cannot prepare, and says why."""
+
+    job: JobId
+    transition: TransitionId
+    node: NodeId
+    incarnation: Incarnation
+    reason: str
+    blames: NodeId = NodeId("")
+
+
+class Handover(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One slot receives the training state; any of `sources` (slots' nodes) holds it."""
+
+    slot: Slot
+    joiner: NodeId
+    sources: tuple[NodeId, ...]
+    kind: str = "replica"
+
+
+class TransitionCommitted(Event, frozen=True, tag=True):
+    """Phase two: from here only forward. The new epoch is the job's epoch.
+
+    For a parked job `resume_step` is the next step to run and `apply` lists the slots that must
+    first apply the step before it; for a planned transition the vote chooses the boundary and
+    `resume_step` is -1.
+    """
+
+    job: JobId
+    transition: TransitionId
+    epoch: Epoch
+    resume_step: int
+    apply: tuple[Slot, ...]
+    handovers: tuple[Handover, ...]
+    deadline_at_ms: int
+    reason: str
+
+
+class TransitionApplied(Event, frozen=True, tag=True):
+    """A member trains inside the new group; `peers` are those it is connected to."""
+
+    job: JobId
+    transition: TransitionId
+    epoch: Epoch
+    node: NodeId
+    incarnation: Incarnation
+    step: int
+    peers: tuple[str, ...] = ()
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    bytes_received: int = 0
+
+
+class TransitionFinished(Event, frozen=True, tag=True):
+    """Every member, the joiners included, reported from inside the new group."""
+
+    job: JobId
+    transition: TransitionId
+    epoch: Epoch
+    reason: str
+
+
+class TransitionAborted(Event, frozen=True, tag=True):
+    """A transition that did not commit was given up; the run was not touched."""
+
+    job: JobId
+    transition: TransitionId
+    reason: str
+    blockers: tuple[NodeId, ...] = ()
+
+
+class StepResumed(Event, frozen=True, tag=True):
+    """A member committed its first step of the new epoch; ends the downtime of an incident."""
+
+    job: JobId
+    transition: TransitionId
+    node: NodeId
+    incarnation: Incarnation
+    step: int
+    step_ms: float
+    committed_at_ms: float = 0.0
+
+
+# --- leaving, sweeping, returning -------------------------------------------------------------
+
+
+class NodeQuarantined(Event, frozen=True, tag=True):
+    """A node is kept out of every duty until a sweep or an operator clears it."""
+
+    node: NodeId
+    incarnation: Incarnation
+    reason: str
+
+
+class NodeDrained(Event, frozen=True, tag=True):
+    """A leaver that an operator drained was released to the operator."""
+
+    node: NodeId
+    incarnation: Incarnation
+    reason: str
+
+
+class NodePooled(Event, frozen=True, tag=True):
+    """A healthy leaver, or a drained node given back, belongs to the pool again."""
+
+    node: NodeId
+    incarnation: Incarnation
+    reason: str
+
+
+class NodeRetired(Event, frozen=True, tag=True):
+    """A repeat offender left the fleet for good, until an operator releases it."""
+
+    node: NodeId
+    incarnation: Incarnation
+    reason: str
+
+
+class SweepRequested(Event, frozen=True, tag=True):
+    """A sweep of one node begins: the rounds to run, and the partner where one is needed."""
+
+    sweep: SweepId
+    node: NodeId
+    incarnation: Incarnation
+    rounds: tuple[str, ...]
+    reason: str
+    partner: NodeId = NodeId("")
+    partner_host: str = ""
+    partner_port: int = 0
+    deadline_at_ms: int = 0
+    by: str = ""
+
+
+class SweepRoundFinished(Event, frozen=True, tag=True):
+    """One round's measurements; numbers only, the judgement is the controller's."""
+
+    sweep: SweepId
+    node: NodeId
+    incarnation: Incarnation
+    round: str
+    measurements: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+    partner: NodeId = NodeId("")
+
+
+class SweepFinished(Event, frozen=True, tag=True):
+    """The judgement over a sweep's measurements."""
+
+    sweep: SweepId
+    node: NodeId
+    incarnation: Incarnation
+    outcome: SweepOutcome
+    reason: str
+
+
+class CertificateIssued(Event, frozen=True, tag=True):
+    """Proof of a passed sweep: what ran, its numbers, the versions, until when it counts."""
+
+    sweep: SweepId
+    node: NodeId
+    incarnation: Incarnation
+    measurements: dict[str, float]
+    expires_at_ms: int
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+# --- operators and the controller -------------------------------------------------------------
+
+
+class DrainRequested(Event, frozen=True, tag=True):
+    """An operator wants a node out at the next step boundary."""
+
+    node: NodeId
+    by: str
+    comment: str = ""
+
+
+class SwitchoverRequested(Event, frozen=True, tag=True):
+    """An operator wants a slot's node replaced; the leaver stays in the pool."""
+
+    node: NodeId
+    by: str
+    to: NodeId = NodeId("")
+    comment: str = ""
+
+
+class QuarantineRequested(Event, frozen=True, tag=True):
+    """An operator wants a node out and kept out."""
+
+    node: NodeId
+    by: str
+    comment: str = ""
+
+
+class ReleaseRequested(Event, frozen=True, tag=True):
+    """An operator gives a drained, quarantined or retired node back; `force` needs a comment."""
+
+    node: NodeId
+    by: str
+    force: bool = False
+    comment: str = ""
+
+
+class SweepAsked(Event, frozen=True, tag=True):
+    """An operator wants a node swept."""
+
+    node: NodeId
+    by: str
+    comment: str = ""
+
+
+class ActRefused(Event, frozen=True, tag=True):
+    """An operator's act that the state forbids, with the reason."""
+
+    act: str
+    node: NodeId
+    by: str
+    reason: str
+
+
+class DecisionsPaused(Event, frozen=True, tag=True):
+    """Harmful decisions stop until resumed; recovery from losses goes on."""
+
+    by: str
+    comment: str = ""
+
+
+class DecisionsResumed(Event, frozen=True, tag=True):
+    """Harmful decisions are allowed again."""
+
+    by: str
+    comment: str = ""
+
+
+class PolicyChanged(Event, frozen=True, tag=True):
+    """From this position on the policy is this one; `knobs` are those that differ from default."""
+
+    version: int
+    knobs: dict[str, Any]
+    by: str
+    comment: str = ""
+
+
+class LeaderElected(Event, frozen=True, tag=True):
+    """A controller won the leadership; `term` is its fencing token."""
+
+    controller: str
+    term: int
+
+
+class FaultInjected(Event, frozen=True, tag=True):
+    """A test or campaign hurt a node on purpose; never an input of a decision."""
+
+    node: NodeId
+    kind: str
+    detail: str = ""
+    injected_at_ms: float = 0.0
+
+
+class FaultLifted(Event, frozen=True, tag=True):
+    """A test or campaign took its fault back; never an input of a decision."""
+
+    node: NodeId
+    kind: str
+    detail: str = ""
+
+
+class UnknownEvent(Event, frozen=True, tag=True):
+    """A tag of a newer version: kept as it is, reported, folded into nothing."""
+
+    tag: str
+    raw: bytes
+
+
+AnyEvent = (
+    NodeJoined
+    | NodeLeft
+    | NodeLost
+    | WorkerReady
+    | WorkerExited
+    | WorkerFinished
+    | PeerReset
+    | LeaseExpired
+    | JobDeclared
+    | JobFinished
+    | WarmupStarted
+    | WarmupPassed
+    | WarmupFailed
+    | VerdictIssued
+    | VerdictWithdrawn
+    | TransitionPlanned
+    | TransitionPrepared
+    | TransitionRefused
+    | TransitionCommitted
+    | TransitionApplied
+    | TransitionFinished
+    | TransitionAborted
+    | StepResumed
+    | NodeQuarantined
+    | NodeDrained
+    | NodePooled
+    | NodeRetired
+    | SweepRequested
+    | SweepRoundFinished
+    | SweepFinished
+    | CertificateIssued
+    | DrainRequested
+    | SwitchoverRequested
+    | QuarantineRequested
+    | ReleaseRequested
+    | SweepAsked
+    | ActRefused
+    | DecisionsPaused
+    | DecisionsResumed
+    | PolicyChanged
+    | LeaderElected
+    | FaultInjected
+    | FaultLifted
+    | UnknownEvent
+)
+"""The closed union of facts: a `match` over it ends in `assert_never`."""
+
+
+class Fact(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a writer puts into its inbox: the event, when and by whom it was stated.
+
+    `at_ms` is Unix time of the writer's clock; it is kept for people and never ordered by.
+    `counter` is the writer's own dense number, from 1.
+    """
+
+    event: AnyEvent
+    at_ms: int
+    writer: str
+    incarnation: Incarnation = Incarnation(0)
+    counter: int = 0
+
+
+class Recorded(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event with its place in the log.
+
+    `at_ms` is Unix time of the sequencer's clock, never decreasing along the log; `stated_at_ms`
+    the writer's own; `policy_version` is the policy in force at a decision.
+    """
+
+    position: Position
+    at_ms: int
+    writer: str
+    event: AnyEvent
+    stated_at_ms: int = 0
+    incarnation: Incarnation = Incarnation(0)
+    counter: int = 0
+    decided_from: Position = Position(0)
+    policy_version: int = 0
