@@ -1,0 +1,1 @@
+"""The training side: what runs beside and inside the training process of a node."""
