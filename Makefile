@@ -21,11 +21,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	       "Name another one: make env PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "'$(PYTHON) -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
+	@echo "Installing what constraints.txt pins into $(VENV) ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
 	@touch $@
 
 $(VENV)/.etcd-found: $(VENV)/.installed
-	$(BIN)/python -m controlplane.etcd_server --fetch $(VENV)/etcd
+	@$(BIN)/python -m controlplane.etcd_server --fetch $(VENV)/etcd
 	@touch $@
 
 demo: env ## train, lose a machine, go on; ARGS="--help" lists the knobs
