@@ -70,6 +70,8 @@ class NodeJoined(Event, frozen=True, tag=True):
     host: str
     ranks: int = 1
     hardware: str = ""
+    probe_port: int = 0
+    pid: int = 0
     labels: dict[str, str] = field(default_factory=dict)
 
 

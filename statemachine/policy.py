@@ -1,0 +1,121 @@
+"""All knobs, frozen, with units; validated once, when they are loaded.
+
+The lattice of timeouts is one literal list of inequalities: an unsafe set is refused with the
+inequality that fails and its numbers. A policy is a value: the event `PolicyChanged` carries the
+knobs that differ from the defaults, so that a log is complete without any configuration file.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, field
+
+from statemachine.detector import DetectorPolicy
+from statemachine.errors import BadPolicy
+from statemachine.sweep import SweepPolicy
+
+
+class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Every tunable of the state machine and its shells. Durations in seconds."""
+
+    store_try_s: float = 1.0
+    """Deadline of one try of one call to the store."""
+    renew_interval_s: float = 3.0
+    """How often a lease is renewed."""
+    self_fence_s: float = 8.0
+    """Age of the last successful renewal (from its send) at which a node acts as dead."""
+    lease_ttl_s: float = 10.0
+    """Life of a lease without renewal."""
+    abort_deadline_s: float = 5.0
+    """How long a worker may take to leave an aborted collective before it is killed."""
+    prepare_deadline_s: float = 30.0
+    """How long phase one of a transition may take."""
+    commit_deadline_s: float = 60.0
+    """How long phase two of a transition may take."""
+    warmup_deadline_s: float = 300.0
+    """How long a rehearsal may take."""
+
+    launch_patience_s: float = 30.0
+    """How long a launch with every slot filled waits for the standbys that the job asked for."""
+    retry_cooldown_s: float = 5.0
+    """Pause after an aborted planned transition, a failed warm-up or a failed sweep."""
+    cold_promotion: bool = True
+    """Whether a spare that is not warm may replace a lost node when no warm one is left."""
+
+    harmful_nodes_max: int = 2
+    """Planned evictions and quarantines allowed per window, at least."""
+    harmful_share_max: float = 0.05
+    """Planned evictions and quarantines allowed per window as a share of the fleet."""
+    harmful_window_s: float = 3600.0
+    """Length of the sliding window of both budgets."""
+    shadow: bool = False
+    """Record what would be done about health verdicts, and do nothing."""
+    sweep_partner_active: bool = True
+    """Whether a node in duty may serve as sweep partner when no standby is free."""
+
+    detector: DetectorPolicy = field(default_factory=DetectorPolicy)
+    sweep: SweepPolicy = field(default_factory=SweepPolicy)
+
+    def __post_init__(self) -> None:
+        """Refuse knobs out of range and timeouts that are unsafe together."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name.endswith("_s") and not value > 0:
+                raise BadPolicy(f"policy.{name} = {value}: must be above 0 seconds")
+        if not 0 <= self.harmful_share_max <= 1:
+            raise BadPolicy(
+                f"policy.harmful_share_max = {self.harmful_share_max}: must be from 0 to 1"
+            )
+        if self.harmful_nodes_max < 0:
+            raise BadPolicy(f"policy.harmful_nodes_max = {self.harmful_nodes_max}: must be >= 0")
+        for smaller, larger in LATTICE:
+            if not getattr(self, smaller) < getattr(self, larger):
+                raise BadPolicy(
+                    f"policy.{smaller} < policy.{larger} does not hold: "
+                    f"{getattr(self, smaller)} s against {getattr(self, larger)} s"
+                )
+
+
+LATTICE: Final[tuple[tuple[str, str], ...]] = (
+    ("store_try_s", "renew_interval_s"),
+    ("renew_interval_s", "self_fence_s"),
+    ("self_fence_s", "lease_ttl_s"),
+    ("abort_deadline_s", "prepare_deadline_s"),
+    ("lease_ttl_s", "prepare_deadline_s"),
+    ("prepare_deadline_s", "commit_deadline_s"),
+    ("prepare_deadline_s", "warmup_deadline_s"),
+)
+"""(smaller, larger) pairs. A node must fence itself before the store forgets it, and be forgotten
+before a transition that waits for it gives up."""
+
+
+def policy_of(knobs: Mapping[str, Any], source: str = "policy") -> Policy:
+    """A policy from the knobs that differ from the defaults.
+
+    Raises:
+        BadPolicy: unknown knob (with the nearest known one), wrong type, or unsafe values.
+    """
+    _refuse_unknown(knobs, Policy, source)
+    try:
+        return msgspec.convert(dict(knobs), Policy)
+    except msgspec.ValidationError as error:
+        raise BadPolicy(f"{source}: {error}") from error
+
+
+def knobs_of(policy: Policy) -> dict[str, Any]:
+    """The knobs in which `policy` differs from the defaults; `policy_of` is the inverse."""
+    knobs = msgspec.to_builtins(policy)
+    return {name: value for name, value in knobs.items() if value not in ({},)}
+
+
+def _refuse_unknown(knobs: Mapping[str, Any], kind: type[Struct], source: str) -> None:
+    for name, value in knobs.items():
+        if name not in kind.__struct_fields__:
+            near = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise BadPolicy(f"{source}.{name}: no such knob{hint}")
+        inner = {"detector": DetectorPolicy, "sweep": SweepPolicy}.get(name)
+        if inner is not None and isinstance(value, Mapping):
+            _refuse_unknown(value, inner, f"{source}.{name}")

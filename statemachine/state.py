@@ -1,0 +1,212 @@
+"""The folded state of a fleet: frozen, with structure-shared maps, cheap to keep at every position.
+
+What belongs here: shapes, and questions answered from one record. What changes them is `evolve`,
+what follows from them is `decide`. The index sets (`accused`, `unsettled`, ...) exist so that
+`decide` looks at what needs a look and never walks the fleet.
+"""
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+from rpds import HashTrieMap, HashTrieSet
+
+from statemachine.events import (
+    CertificateIssued,
+    JobDeclared,
+    SweepRequested,
+    SweepRoundFinished,
+    TransitionApplied,
+    TransitionCommitted,
+    TransitionPlanned,
+    TransitionPrepared,
+    TransitionRefused,
+    VerdictIssued,
+    WorkerReady,
+)
+from statemachine.ids import (
+    Epoch,
+    Incarnation,
+    JobId,
+    NodeId,
+    Position,
+    Role,
+    Slot,
+    SweepId,
+    TransitionId,
+)
+from statemachine.layout import Layout
+from statemachine.lifecycle import NodeState, Phase, Warmth
+from statemachine.policy import Policy
+
+__all__ = ["FleetState", "Job", "Node", "Rehearsal", "Sweep", "Transition", "replace"]
+
+
+class Rehearsal(Struct, frozen=True, kw_only=True):
+    """Warm-up of one (job, role) on one node."""
+
+    job: JobId
+    role: Role
+    warmth: Warmth
+    since_at_ms: int
+    digest: str = ""
+    first_step_ms: float = 0.0
+    reason: str = ""
+
+
+class Accusation(Struct, frozen=True, kw_only=True):
+    """One piece of evidence that an incarnation is gone."""
+
+    position: Position
+    kind: str
+    by: NodeId
+    text: str
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """One machine as the log tells it."""
+
+    node: NodeId
+    incarnation: Incarnation
+    state: NodeState
+    host: str
+    since_at_ms: int
+    joined_at_ms: int
+    hardware: str = ""
+    probe_port: int = 0
+    pid: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+    worker: WorkerReady | None = None
+    job: JobId = JobId("")
+    slot: Slot = Slot(-1)
+    rehearsals: tuple[Rehearsal, ...] = ()
+    verdict: VerdictIssued | None = None
+    verdict_position: Position = Position(0)
+    accusations: tuple[Accusation, ...] = ()
+    wanted_out: str = ""
+    """Why it should leave its slot: empty, or ``drain``, ``switchover``, ``quarantine``, ``verdict``
+    and who or what wants it."""
+    wanted_out_by: str = ""
+    quarantine: str = ""
+    """Reason of an open quarantine; survives restarts of the node."""
+    quarantined_at_ms: tuple[int, ...] = ()
+    sweep: SweepId = SweepId(0)
+    sweep_wanted: str = ""
+    certificate: CertificateIssued | None = None
+    promotions: int = 0
+    cooldown_until_ms: int = 0
+
+    def rehearsal(self, job: JobId, role: Role) -> Rehearsal | None:
+        """This node's warm-up of one role, if there ever was one."""
+        for entry in self.rehearsals:
+            if entry.job == job and entry.role == role:
+                return entry
+        return None
+
+    def warm_for(self, job: JobId, role: Role) -> bool:
+        """Whether it may take a slot of `role` without a cold start."""
+        entry = self.rehearsal(job, role)
+        return (
+            entry is not None
+            and entry.warmth is Warmth.WARM
+            and self.worker is not None
+            and entry.digest == self.worker.digest
+        )
+
+
+class Transition(Struct, frozen=True, kw_only=True):
+    """The one pending transition of a job, with what its members said."""
+
+    plan: TransitionPlanned
+    phase: Phase
+    planned_at_ms: int
+    position: Position
+    prepared: HashTrieMap[NodeId, TransitionPrepared] = field(default_factory=HashTrieMap)
+    refused: tuple[TransitionRefused, ...] = ()
+    committed: TransitionCommitted | None = None
+    committed_at_ms: int = 0
+    applied: HashTrieMap[NodeId, TransitionApplied] = field(default_factory=HashTrieMap)
+
+    def awaited(self) -> tuple[NodeId, ...]:
+        """Who must still answer in the present phase, sorted."""
+        said = self.prepared if self.phase is Phase.PREPARING else self.applied
+        leavers = {change.leaver for change in self.plan.changes}
+        return tuple(
+            sorted(
+                node
+                for node in self.plan.required
+                if node not in said and not (self.phase is Phase.COMMITTED and node in leavers)
+            )
+        )
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One training job: its layout, who holds which slot, and what is pending."""
+
+    job: JobId
+    declared: JobDeclared
+    layout: Layout
+    declared_at_ms: int
+    epoch: Epoch = Epoch(0)
+    holders: HashTrieMap[Slot, NodeId] = field(default_factory=HashTrieMap)
+    vacant: HashTrieSet[Slot] = field(default_factory=HashTrieSet)
+    """Slots whose holder is lost or gone."""
+    filled_at_ms: int = 0
+    """When every slot could first be filled; start of the launch's patience."""
+    pending: Transition | None = None
+    last_transition: TransitionId = TransitionId(0)
+    cooldown_until_ms: int = 0
+    finished_nodes: HashTrieMap[NodeId, int] = field(default_factory=HashTrieMap)
+    finished: bool = False
+
+    @property
+    def launched(self) -> bool:
+        """Whether the job ever ran."""
+        return self.epoch > 0
+
+
+class Sweep(Struct, frozen=True, kw_only=True):
+    """An open sweep with the rounds finished so far."""
+
+    request: SweepRequested
+    position: Position
+    started_at_ms: int
+    rounds: tuple[SweepRoundFinished, ...] = ()
+
+
+class FleetState(Struct, frozen=True, kw_only=True):
+    """Everything the log says, folded."""
+
+    position: Position = Position(0)
+    at_ms: int = 0
+    nodes: HashTrieMap[NodeId, Node] = field(default_factory=HashTrieMap)
+    jobs: HashTrieMap[JobId, Job] = field(default_factory=HashTrieMap)
+    sweeps: HashTrieMap[SweepId, Sweep] = field(default_factory=HashTrieMap)
+    last_sweep: SweepId = SweepId(0)
+    policy: Policy = field(default_factory=Policy)
+    policy_version: int = 0
+    paused_by: str = ""
+    term: int = 0
+    controller: str = ""
+    harmful_at_ms: tuple[int, ...] = ()
+    present: int = 0
+    """Nodes that are neither lost nor gone."""
+    pool: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
+    """Nodes in SPARE, WARMING or STANDBY: those that may take a slot or need a rehearsal."""
+    accused: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
+    """Nodes with evidence that their incarnation is gone."""
+    unsettled: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
+    """Nodes about which something other than a loss is to be decided."""
+    reference: HashTrieMap[str, tuple[dict[str, float], ...]] = field(default_factory=HashTrieMap)
+    """Measurements of passed sweeps by hardware kind: the fleet's own baseline."""
+    unknown_tags: tuple[str, ...] = ()
+    """Tags of events that only a newer version can fold."""
+
+    def node(self, node: NodeId) -> Node | None:
+        """The record of a node, if it ever joined."""
+        return self.nodes.get(node)
+
+    def current(self, node: NodeId, incarnation: Incarnation) -> Node | None:
+        """The record of a node if this incarnation is alive by the log."""
+        record = self.nodes.get(node)
+        if record is None or record.incarnation != incarnation:
+            return None
+        return None if record.state in (NodeState.LOST, NodeState.GONE) else record

@@ -1,0 +1,209 @@
+"""The desired topology: what the fold asks of a job's workers, and of one node, as values.
+
+A projection, recomputed from the fold and never edited. Workers watch `Desired` (one key per job)
+and `Orders` (one key per node), and react to what they say now, not to what changed: any value
+may be missed as long as the last one is seen.
+"""
+
+import msgspec
+from msgspec import Struct
+
+from statemachine import events as e
+from statemachine.errors import EventCorrupt
+from statemachine.evolve_jobs import live_holders
+from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot, TransitionId
+from statemachine.lifecycle import NodeState, Phase, Warmth
+from statemachine.state import FleetState, Job, Node, Transition
+
+
+class Holder(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node in a slot, and where its training process may be reached."""
+
+    slot: Slot
+    node: NodeId
+    incarnation: Incarnation
+    host: str
+    port: int
+    transfer_port: int
+
+
+class Pending(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The pending transition as its members must see it.
+
+    `members` hold the slots at `to_epoch`; `leavers` held one and give it away; `lost` are those
+    whose groups must be abandoned now.
+    """
+
+    transition: TransitionId
+    motive: e.Motive
+    phase: Phase
+    to_epoch: Epoch
+    members: tuple[Holder, ...]
+    required: tuple[NodeId, ...]
+    joiners: tuple[NodeId, ...]
+    leavers: tuple[Holder, ...]
+    deadline_at_ms: int
+    reason: str
+    awaited: tuple[NodeId, ...] = ()
+    resume_step: int = -1
+    apply: tuple[Slot, ...] = ()
+    handovers: tuple[e.Handover, ...] = ()
+
+
+class Desired(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a job's workers shall be: the committed epoch, and what is pending."""
+
+    job: JobId
+    position: Position
+    epoch: Epoch
+    declared: e.JobDeclared
+    members: tuple[Holder, ...]
+    pending: Pending | None = None
+    finished: bool = False
+
+
+class Orders(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one node shall do beside, or instead of, holding a slot."""
+
+    node: NodeId
+    incarnation: Incarnation
+    position: Position
+    state: NodeState
+    job: JobId = JobId("")
+    rehearse: str = ""
+    sweep: e.SweepRequested | None = None
+    rounds: tuple[str, ...] = ()
+    """Rounds of the sweep that this node shall measure now, as subject or as partner."""
+
+
+_DESIRED = msgspec.json.Decoder(Desired)
+_ORDERS = msgspec.json.Decoder(Orders)
+
+
+def encode_projection(value: Desired | Orders) -> bytes:
+    """Encode a projected key's value."""
+    return msgspec.json.encode(value)
+
+
+def decode_desired(raw: bytes) -> Desired:
+    """Decode a job's desired topology.
+
+    Raises:
+        EventCorrupt: not a desired topology.
+    """
+    try:
+        return _DESIRED.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise EventCorrupt(f"no desired topology: {error}") from error
+
+
+def decode_orders(raw: bytes) -> Orders:
+    """Decode a node's orders.
+
+    Raises:
+        EventCorrupt: not a node's orders.
+    """
+    try:
+        return _ORDERS.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise EventCorrupt(f"no orders: {error}") from error
+
+
+def desired_of(state: FleetState, job: Job) -> Desired:
+    """The desired topology of a job by the fold."""
+    held = live_holders(state, job)
+    members = _holders(state, dict(held.items()))
+    pending = job.pending
+    return Desired(
+        job=job.job,
+        position=state.position,
+        epoch=job.epoch,
+        declared=job.declared,
+        members=members,
+        pending=_pending(state, job, pending) if pending is not None else None,
+        finished=job.finished,
+    )
+
+
+def _pending(state: FleetState, job: Job, transition: Transition) -> Pending:
+    plan, commit = transition.plan, transition.committed
+    target = dict(live_holders(state, job))
+    target.update({change.slot: change.joiner for change in plan.changes})
+    leavers = {change.slot: change.leaver for change in plan.changes if change.leaver}
+    return Pending(
+        transition=plan.transition,
+        motive=plan.motive,
+        phase=transition.phase,
+        to_epoch=Epoch(plan.from_epoch + 1),
+        members=_holders(state, target),
+        required=plan.required,
+        joiners=tuple(change.joiner for change in plan.changes),
+        leavers=_holders(state, leavers),
+        deadline_at_ms=commit.deadline_at_ms if commit is not None else plan.deadline_at_ms,
+        reason=plan.reason,
+        awaited=transition.awaited(),
+        resume_step=commit.resume_step if commit is not None else -1,
+        apply=commit.apply if commit is not None else (),
+        handovers=commit.handovers if commit is not None else (),
+    )
+
+
+def _holders(state: FleetState, held: dict[Slot, NodeId]) -> tuple[Holder, ...]:
+    found = []
+    for slot in sorted(held):
+        node = state.nodes.get(held[slot])
+        if node is None or node.worker is None:
+            continue
+        found.append(
+            Holder(
+                slot=slot,
+                node=node.node,
+                incarnation=node.incarnation,
+                host=node.worker.host,
+                port=node.worker.port,
+                transfer_port=node.worker.transfer_port,
+            )
+        )
+    return tuple(found)
+
+
+def orders_of(state: FleetState, node: Node) -> Orders:
+    """A node's orders by the fold."""
+    rehearse = next((r for r in node.rehearsals if r.warmth is Warmth.WARMING), None)
+    sweep, rounds = _sweep_part(state, node)
+    return Orders(
+        node=node.node,
+        incarnation=node.incarnation,
+        position=state.position,
+        state=node.state,
+        job=node.job,
+        rehearse=rehearse.role if rehearse is not None else "",
+        sweep=sweep,
+        rounds=rounds,
+    )
+
+
+def _sweep_part(state: FleetState, node: Node) -> tuple[e.SweepRequested | None, tuple[str, ...]]:
+    for number in sorted(state.sweeps):
+        sweep = state.sweeps[number]
+        done = {finished.round for finished in sweep.rounds}
+        as_partner = [r for r in sweep.request.rounds if r.startswith("reference")]
+        if sweep.request.node == node.node:
+            mine = [r for r in sweep.request.rounds if r not in as_partner]
+        elif sweep.request.partner == node.node:
+            mine = as_partner
+        else:
+            continue
+        open_rounds = tuple(r for r in mine if r not in done)
+        if open_rounds:
+            return sweep.request, open_rounds
+    return None, ()
+
+
+def subjects(event: e.AnyEvent) -> tuple[tuple[JobId, ...], tuple[NodeId, ...]]:
+    """Jobs and nodes whose projection an event may change."""
+    job = getattr(event, "job", "")
+    nodes = {getattr(event, name, "") for name in ("node", "peer", "partner")}
+    if isinstance(event, e.TransitionPlanned):
+        nodes |= {n for c in event.changes for n in (c.leaver, c.joiner)}
+    return (JobId(job),) if job else (), tuple(sorted(NodeId(n) for n in nodes if n))

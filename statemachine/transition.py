@@ -1,0 +1,151 @@
+"""The rules of the two-phase transition: who must acknowledge, and at which step a run resumes.
+
+Theory of operation. The boundary vote makes a step atomic: a rank that saw the vote of step k
+pass knows that every rank held its synchronised gradients of k. So among the survivors of a loss
+let K be the highest applied step. Whoever has applied K-1 and not K must hold the gradients of K
+(else the vote of K could not have passed anywhere): it applies K now. Everything about K+1 is
+discarded, on every rank. A member without state (a joiner, or one that was cut off while it
+received) takes the state of K from a replica. The run resumes at K+1.
+
+What may not be here: time, choice of nodes (`decide`), delivery (`participant`).
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from statemachine.events import Change, Handover, Motive, Report, TransitionPlanned
+from statemachine.ids import NodeId, Slot
+from statemachine.layout import Layout
+
+
+class Resume(Struct, frozen=True):
+    """Where a parked job goes on, and what each slot must do before.
+
+    `missing` are slots whose state no live member holds: the run cannot go on from memory.
+    """
+
+    step: int
+    apply: tuple[Slot, ...]
+    handovers: tuple[Handover, ...]
+    missing: tuple[Slot, ...]
+    reason: str
+
+
+def required_members(
+    motive: Motive,
+    layout: Layout,
+    changes: tuple[Change, ...],
+    held: Mapping[Slot, NodeId],
+) -> tuple[NodeId, ...]:
+    """Who must acknowledge: joiners always; planned: affected members and leavers too;
+    unplanned: every survivor, since all must agree on the step.
+    """
+    changed = {change.slot for change in changes}
+    joiners = {change.joiner for change in changes}
+    if motive is Motive.LAUNCH:
+        return tuple(sorted(joiners))
+    if motive is Motive.PLANNED:
+        affected = [slot for slot in layout.affected_slots(changed) if slot not in changed]
+        leavers = {change.leaver for change in changes if change.leaver}
+        return tuple(sorted(joiners | leavers | {held[s] for s in affected if s in held}))
+    survivors = {node for slot, node in held.items() if slot not in changed}
+    return tuple(sorted(joiners | survivors))
+
+
+def planned_handovers(changes: tuple[Change, ...]) -> tuple[Handover, ...]:
+    """In a planned transition the leaver hands its state to the joiner at the boundary."""
+    return tuple(
+        Handover(slot=c.slot, joiner=c.joiner, sources=(c.leaver,), kind="leaver")
+        for c in changes
+    )
+
+
+def resume_point(
+    layout: Layout, members: Mapping[Slot, NodeId], reports: Mapping[Slot, Report]
+) -> Resume:
+    """Where a parked job resumes, from the reports of all its members.
+
+    A job in which nobody holds state is at its launch: it begins at step 0, and the first replica
+    of every shard gives its initial weights to the others.
+    """
+    holding = {slot: reports[slot] for slot in sorted(reports) if reports[slot].has_state}
+    if not holding:
+        return _launch(layout, members)
+    last = max(report.applied for report in holding.values())
+    apply = tuple(
+        slot
+        for slot, report in holding.items()
+        if report.applied == last - 1 and report.pending == last
+    )
+    current = {slot for slot, report in holding.items() if report.applied == last} | set(apply)
+    receivers = [slot for slot in sorted(members) if slot not in current]
+    handovers, missing = _handovers(layout, members, receivers, current, "replica")
+    return Resume(
+        step=last + 1,
+        apply=apply,
+        handovers=handovers,
+        missing=missing,
+        reason=_resume_reason(last, apply, handovers, missing),
+    )
+
+
+def _launch(layout: Layout, members: Mapping[Slot, NodeId]) -> Resume:
+    firsts = {slot for slot in members if not any(r < slot for r in layout.replicas_of(slot))}
+    receivers = [slot for slot in sorted(members) if slot not in firsts]
+    handovers, missing = _handovers(layout, members, receivers, firsts, "initial")
+    return Resume(
+        step=0,
+        apply=(),
+        handovers=handovers,
+        missing=missing,
+        reason="every member holds the initial weights of its first replica",
+    )
+
+
+def _handovers(
+    layout: Layout,
+    members: Mapping[Slot, NodeId],
+    receivers: list[Slot],
+    holders: set[Slot],
+    kind: str,
+) -> tuple[tuple[Handover, ...], tuple[Slot, ...]]:
+    handovers, missing = [], []
+    for slot in receivers:
+        sources = tuple(members[s] for s in layout.replicas_of(slot) if s in holders)
+        if sources:
+            handovers.append(
+                Handover(slot=slot, joiner=members[slot], sources=sources, kind=kind)
+            )
+        else:
+            missing.append(slot)
+    return tuple(handovers), tuple(missing)
+
+
+def _resume_reason(
+    last: int,
+    apply: tuple[Slot, ...],
+    handovers: tuple[Handover, ...],
+    missing: tuple[Slot, ...],
+) -> str:
+    parts = [f"step {last} is the last that any survivor applied"]
+    if apply:
+        parts.append(f"slots {_listed(apply)} hold its gradients and apply it now")
+    for handover in handovers:
+        parts.append(f"slot {handover.slot} receives it from {', '.join(handover.sources)}")
+    if missing:
+        parts.append(f"no live member holds the state of slots {_listed(missing)}")
+    return "; ".join(parts)
+
+
+def _listed(slots: tuple[Slot, ...]) -> str:
+    return ", ".join(str(slot) for slot in slots)
+
+
+def target_members(
+    held: Mapping[Slot, NodeId], plan: TransitionPlanned
+) -> dict[Slot, NodeId]:
+    """Slot -> node once the plan is committed."""
+    members = dict(held)
+    members.update({change.slot: change.joiner for change in plan.changes})
+    return {slot: members[slot] for slot in sorted(members)}
