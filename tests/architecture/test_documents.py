@@ -1,6 +1,8 @@
 """Documents are part of the program: what they name exists, and what they promise runs."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +93,16 @@ def test_every_target_is_documented(root: Path) -> None:
 
     assert phony is not None
     assert set(phony.group(1).split()) == set(TARGET.findall(text))
+
+
+def test_the_lifecycle_page_shows_the_tables(root: Path) -> None:
+    """The diagrams in docs/internals are those that the tables of today give."""
+    drawing = subprocess.run(
+        [sys.executable, "docs/internals/draw.py", "--check"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert drawing.returncode == 0, drawing.stderr
