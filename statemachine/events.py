@@ -378,6 +378,7 @@ class TransitionAborted(Event, frozen=True, tag=True):
     transition: TransitionId
     reason: str
     blockers: tuple[NodeId, ...] = ()
+    retry_after_ms: int = 0
 
 
 class StepResumed(Event, frozen=True, tag=True):

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from statemachine import events as e
 from statemachine.evolve_nodes import moved, put_node
 from statemachine.ids import SweepId
-from statemachine.lifecycle import NodeState
+from statemachine.lifecycle import NodeState, next_warmth
 from statemachine.state import FleetState, Node, Sweep
 
 REFERENCE_KEPT = 32
@@ -98,7 +98,7 @@ def placed(
             entries = (*entries[-15:], state.at_ms)
         node = replace(node, quarantine=event.reason, quarantined_at_ms=entries, verdict=None)
     if isinstance(event, e.NodePooled):
-        node = replace(node, quarantine="", verdict=None)
+        node = replace(stale(node), quarantine="", verdict=None)
     return put_node(state, node)
 
 
@@ -144,9 +144,20 @@ def certified(state: FleetState, event: e.CertificateIssued) -> FleetState:
         return state
     state = _remember(state, node, event)
     node = replace(
-        moved(state, node, e.CertificateIssued), certificate=event, quarantine="", verdict=None
+        stale(moved(state, node, e.CertificateIssued)),
+        certificate=event,
+        quarantine="",
+        verdict=None,
     )
     return put_node(state, node)
+
+
+def stale(node: Node) -> Node:
+    """The node once what it rehearsed counts no more: it was away from the pool."""
+    rehearsals = tuple(
+        replace(entry, warmth=next_warmth(entry.warmth, e.NodePooled)) for entry in node.rehearsals
+    )
+    return replace(node, rehearsals=rehearsals)
 
 
 def _remember(state: FleetState, node: Node, event: e.CertificateIssued) -> FleetState:

@@ -166,9 +166,7 @@ def aborted(state: FleetState, event: e.TransitionAborted) -> FleetState:
     found = _pending(state, event.job, event.transition)
     if found is None or found[1].phase is not Phase.PREPARING:
         return state
-    pause_ms = round(state.policy.retry_cooldown_s * 1000)
-    planned_one = found[1].plan.motive is e.Motive.PLANNED
-    until = state.at_ms + pause_ms if planned_one else state.at_ms
+    until = state.at_ms + event.retry_after_ms
     return put_job(state, replace(found[0], pending=None, cooldown_until_ms=until))
 
 

@@ -139,11 +139,16 @@ TRANSITION_TABLE: Final[Mapping[Phase, Mapping[type[e.Event], Phase]]] = {
 WARMUP_TABLE: Final[Mapping[Warmth, Mapping[type[e.Event], Warmth]]] = {
     Warmth.NONE: {e.WarmupStarted: Warmth.WARMING},
     Warmth.WARMING: {e.WarmupPassed: Warmth.WARM, e.WarmupFailed: Warmth.FAILED},
-    Warmth.WARM: {e.WarmupStarted: Warmth.WARMING, e.WorkerReady: Warmth.STALE},
+    Warmth.WARM: {
+        e.WarmupStarted: Warmth.WARMING,
+        e.WorkerReady: Warmth.STALE,
+        e.NodePooled: Warmth.STALE,
+    },
     Warmth.STALE: {e.WarmupStarted: Warmth.WARMING},
     Warmth.FAILED: {e.WarmupStarted: Warmth.WARMING},
 }
-"""A new training process (`WorkerReady`) has rehearsed nothing: what was warm is stale."""
+"""A new training process (`WorkerReady`) has rehearsed nothing, and a node that returns to the
+pool was used for something else since: what was warm is stale."""
 
 
 def next_node_state(state: NodeState, kind: type[e.Event]) -> NodeState:

@@ -1,0 +1,218 @@
+"""What an agent and its training process say to each other, over a local socket.
+
+What belongs here: shapes, and their bytes. The rules of when to say what are `participant` (the
+agent's half) and `worker.loop` (the training process's half).
+"""
+
+from typing import Final
+
+import msgspec
+from msgspec import Struct, field
+
+from statemachine.errors import EventCorrupt
+from statemachine.events import Handover, JobDeclared, Motive, Report
+from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot, TransitionId
+from statemachine.topology import Holder
+from statemachine.vitals import Vitals
+
+
+class Message(Struct, frozen=True, kw_only=True, tag_field="say", omit_defaults=True):
+    """Root of everything said over the local socket."""
+
+
+# --- agent -> training process ----------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, tag=True):
+    """First word of the agent: who this node is, and the job it serves."""
+
+    node: NodeId
+    incarnation: Incarnation
+    declared: JobDeclared
+    secret_path: str
+
+
+class Rehearse(Message, frozen=True, tag=True):
+    """Rehearse a role in the sandbox."""
+
+    job: JobId
+    role: Role
+
+
+class Prepare(Message, frozen=True, tag=True):
+    """Phase one: build the links that the members of `epoch` need and this node lacks.
+
+    In an unplanned transition every group with a member that is not among `members` any more is
+    abandoned at once, and the answer waits until the training process is parked. `slot` is -1
+    for a leaver.
+    """
+
+    transition: TransitionId
+    motive: Motive
+    epoch: Epoch
+    slot: Slot
+    members: tuple[Holder, ...]
+    leavers: tuple[Holder, ...]
+    deadline_at_ms: int
+
+
+class Commit(Message, frozen=True, tag=True):
+    """Phase two: switch at the boundary of the vote (planned), or now (parked).
+
+    `resume_step` is the next step to run, -1 when the vote decides; `apply` says that this node
+    holds the gradients of the step before it and applies them first; `receive` names where its
+    state comes from, `send` to whom it is given.
+    """
+
+    transition: TransitionId
+    motive: Motive
+    epoch: Epoch
+    resume_step: int
+    apply: bool = False
+    receive: Handover | None = None
+    sources: tuple[Holder, ...] = ()
+    send: tuple[Holder, ...] = ()
+    leave: bool = False
+
+
+class Cancel(Message, frozen=True, tag=True):
+    """A transition was given up before its commit: forget its links."""
+
+    transition: TransitionId
+
+
+class Release(Message, frozen=True, tag=True):
+    """This node holds no slot any more: wait for orders."""
+
+
+class Stop(Message, frozen=True, tag=True):
+    """The job is over: close the links with a goodbye and return to the user's code."""
+
+    reason: str
+
+
+# --- training process -> agent ----------------------------------------------------------------
+
+
+class Ready(Message, frozen=True, tag=True):
+    """The user's code reached its step loop."""
+
+    pid: int
+    host: str
+    port: int
+    transfer_port: int
+    digest: str
+    state_bytes: int
+
+
+class Rehearsed(Message, frozen=True, tag=True):
+    """A role was rehearsed, or why it could not be."""
+
+    job: JobId
+    role: Role
+    digest: str = ""
+    first_step_ms: float = 0.0
+    steady_step_ms: float = 0.0
+    took_ms: float = 0.0
+    failure: str = ""
+
+
+class PeerGone(Message, frozen=True, tag=True):
+    """A link ended without a goodbye."""
+
+    peer: NodeId
+    peer_incarnation: Incarnation
+    group: str
+    epoch: Epoch
+    step: int
+
+
+class Prepared(Message, frozen=True, tag=True):
+    """Every link is there; if the transition is unplanned, this process is parked as reported."""
+
+    transition: TransitionId
+    links_opened: int
+    took_ms: float
+    report: Report | None = None
+    quiesce_ms: float = 0.0
+
+
+class Refused(Message, frozen=True, tag=True):
+    """The links cannot be built."""
+
+    transition: TransitionId
+    reason: str
+    blames: NodeId = NodeId("")
+
+
+class Applied(Message, frozen=True, tag=True):
+    """This process trains inside the groups of `epoch`."""
+
+    transition: TransitionId
+    epoch: Epoch
+    step: int
+    peers: tuple[str, ...] = ()
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    bytes_received: int = 0
+
+
+class Resumed(Message, frozen=True, tag=True):
+    """The first step of a new epoch was committed."""
+
+    transition: TransitionId
+    step: int
+    step_ms: float
+    committed_at_ms: float
+
+
+class Window(Message, frozen=True, tag=True):
+    """Vitals of one window."""
+
+    vitals: Vitals
+
+
+class Finished(Message, frozen=True, tag=True):
+    """The job's last step was committed here."""
+
+    step: int
+    weights_digest: str = ""
+    loss: float | None = None
+
+
+ToWorker = Hello | Rehearse | Prepare | Commit | Cancel | Release | Stop
+FromWorker = (
+    Ready | Rehearsed | PeerGone | Prepared | Refused | Applied | Resumed | Window | Finished
+)
+
+_TO: Final = msgspec.msgpack.Decoder(ToWorker)
+_FROM: Final = msgspec.msgpack.Decoder(FromWorker)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def encode_message(message: ToWorker | FromWorker) -> bytes:
+    """Encode one message, without its length."""
+    return _ENCODER.encode(message)
+
+
+def decode_to_worker(raw: bytes) -> ToWorker:
+    """Decode what an agent said.
+
+    Raises:
+        EventCorrupt: no such message.
+    """
+    try:
+        return _TO.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise EventCorrupt(f"no message of an agent: {error}") from error
+
+
+def decode_from_worker(raw: bytes) -> FromWorker:
+    """Decode what a training process said.
+
+    Raises:
+        EventCorrupt: no such message.
+    """
+    try:
+        return _FROM.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise EventCorrupt(f"no message of a training process: {error}") from error
