@@ -1,0 +1,327 @@
+"""The store port on etcd v3, over `grpc.aio`.
+
+What belongs here: channels, calls, deadlines, and the translation of messages. What does not:
+keys, events, repeating of writes, resuming of watches (see `store` for why).
+
+Theory of operation.
+- Every call has a deadline; a call without one hangs as long as a frozen server does. A proposal
+  that is sent while the cluster has no leader is dropped in silence, so the deadline of one try is
+  also the time a fail-over takes.
+- gRPC notices a dead peer by pings. Of its two timeouts core obeys only `http2.ping_timeout_ms`;
+  and etcd hangs up on clients that ping more often than every five seconds.
+- Every watch has a stream of its own: etcd could starve watches that share one. `hasleader` makes
+  a member that is cut off from its cluster end the stream instead of falling silent. The position
+  of a watch is the last event's revision; a header's revision runs ahead during catch-up.
+- Bulk reads have a channel, that is a TCP connection, of their own: big answers delayed small ones.
+  Channels of one process share connections unless told not to.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import anyio
+import grpc
+import grpc.aio
+
+from controlplane.eventlog import etcd_wire as wire
+from controlplane.eventlog.errors import (
+    Compacted,
+    EventLogError,
+    LeaseLost,
+    Refused,
+    StoreUnavailable,
+    WatchLost,
+)
+from controlplane.eventlog.etcd_errors import to_error
+from controlplane.eventlog.etcd_url import Endpoints, TlsFiles
+from controlplane.eventlog.store import (
+    Change,
+    Compare,
+    Op,
+    RangeResult,
+    ServerInfo,
+    TxnResult,
+    Watch,
+    WatchBatch,
+)
+
+TRY_S: Final = 1.0
+"""Seconds one try of a call may take."""
+
+REPLAY_TRY_S: Final = 10.0
+"""Seconds one window of a bulk read may take."""
+
+READ_BUDGET_S: Final = 5.0
+"""Seconds during which a read repeats itself."""
+
+_PAUSE_S: Final = (0.05, 0.1, 0.2, 0.4)
+
+_CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.keepalive_time_ms", 6_000),
+    ("grpc.http2.ping_timeout_ms", 2_500),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+_M: Final = wire.MESSAGES
+
+
+class _WatchStream:
+    """The answers of one watch stream, fragments put together."""
+
+    def __init__(self, call: Any, where: str) -> None:
+        self._call = call
+        self._where = where
+
+    async def next_response(self) -> Any:
+        """Read one message; raise if it, or the stream, ends the watch."""
+        try:
+            response = await self._call.read()
+            if response is grpc.aio.EOF:
+                raise WatchLost(f"{self._where} closed a watch: {await self._call.details()}")
+        except grpc.aio.AioRpcError as error:
+            raise self._lost(error) from error
+        if response.compact_revision:
+            raise Compacted(response.compact_revision)
+        if response.canceled:
+            raise self._canceled(response.cancel_reason)
+        return response
+
+    def __aiter__(self) -> AsyncIterator[WatchBatch]:
+        return self
+
+    async def __anext__(self) -> WatchBatch:
+        changes: list[Change] = []
+        while True:
+            response = await self.next_response()
+            changes.extend(map(wire.from_event, response.events))
+            if not response.fragment:
+                break
+        revision = changes[-1].kv.mod_revision if changes else response.header.revision
+        return WatchBatch(revision, tuple(changes))
+
+    def _lost(self, error: grpc.aio.AioRpcError) -> EventLogError:
+        told = to_error(error.code().name, error.details() or "", self._where, is_write=False)
+        return WatchLost(str(told)) if isinstance(told, StoreUnavailable) else told
+
+    def _canceled(self, reason: str) -> EventLogError:
+        code = "PERMISSION_DENIED" if "permission" in reason else "UNAVAILABLE"
+        told = to_error(code, reason, self._where, is_write=False)
+        return WatchLost(str(told)) if isinstance(told, StoreUnavailable) else told
+
+
+class EtcdStore:
+    """The store port on one etcd cluster. Make it inside a running event loop."""
+
+    def __init__(self, endpoints: Endpoints, target: str, tls: TlsFiles | None = None) -> None:
+        """Prepare channels to a gRPC target; nothing is sent yet. See `opening.open_store`.
+
+        Raises ValueError for TLS files that cannot be read.
+        """
+        self._endpoints = endpoints
+        self._where = str(endpoints)
+        self._channel = self._open(target, tls)
+        self._replay_channel = self._open(target, tls)
+        self._txn = self._unary(self._channel, wire.KV_TXN, "TxnResponse")
+        self._range = self._unary(self._channel, wire.KV_RANGE, "RangeResponse")
+        self._replay = self._unary(self._replay_channel, wire.KV_RANGE, "RangeResponse")
+        self._compact = self._unary(self._channel, wire.KV_COMPACT, "CompactionResponse")
+        self._grant = self._unary(self._channel, wire.LEASE_GRANT, "LeaseGrantResponse")
+        self._revoke = self._unary(self._channel, wire.LEASE_REVOKE, "LeaseRevokeResponse")
+        self._status = self._unary(self._channel, wire.MAINTENANCE_STATUS, "StatusResponse")
+        self._keep_alive = self._stream(wire.LEASE_KEEP_ALIVE, "LeaseKeepAliveResponse")
+        self._watch = self._stream(wire.WATCH, "WatchResponse")
+
+    def _open(self, target: str, tls: TlsFiles | None) -> grpc.aio.Channel:
+        options: list[tuple[str, Any]] = list(_CHANNEL_OPTIONS)
+        host, port = self._endpoints.hosts[0]
+        if not self._endpoints.tls:
+            options.append(("grpc.default_authority", f"{host}:{port}"))
+            return grpc.aio.insecure_channel(target, options)
+        files = tls or TlsFiles()
+        options.append(("grpc.ssl_target_name_override", files.server_name or host))
+        ca, cert, key = files.read()
+        credentials = grpc.ssl_channel_credentials(ca, key, cert)
+        return grpc.aio.secure_channel(target, credentials, options)
+
+    @staticmethod
+    def _unary(channel: grpc.aio.Channel, path: str, answer: str) -> Any:
+        return channel.unary_unary(
+            path,
+            request_serializer=_serialize,
+            response_deserializer=_M[answer].FromString,
+        )
+
+    def _stream(self, path: str, answer: str) -> Any:
+        return self._channel.stream_stream(
+            path,
+            request_serializer=_serialize,
+            response_deserializer=_M[answer].FromString,
+        )
+
+    async def _once(self, method: Any, request: Any, try_s: float, *, is_write: bool) -> Any:
+        try:
+            return await method(request, timeout=try_s)
+        except grpc.aio.AioRpcError as error:
+            raise to_error(
+                error.code().name, error.details() or "", self._where, is_write=is_write
+            ) from error
+        except grpc.aio.UsageError as error:
+            raise StoreUnavailable(f"{self._where}: this store was closed") from error
+
+    async def _read(self, method: Any, request: Any, try_s: float = TRY_S) -> Any:
+        """Repeat a call that changes nothing, or nothing more when repeated, within a budget."""
+        give_up_at = time.monotonic() + max(READ_BUDGET_S, try_s)
+        tries = 0
+        while True:
+            try:
+                return await self._once(method, request, try_s, is_write=False)
+            except StoreUnavailable:
+                if time.monotonic() >= give_up_at:
+                    raise
+            await anyio.sleep(_PAUSE_S[min(tries, len(_PAUSE_S) - 1)])
+            tries += 1
+
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()
+    ) -> TxnResult:
+        """See `Store.txn`."""
+        request = _M["TxnRequest"](
+            compare=map(wire.to_compare, compares),
+            success=map(wire.to_op, success),
+            failure=map(wire.to_op, failure),
+        )
+        answer = await self._once(self._txn, request, TRY_S, is_write=True)
+        return TxnResult(
+            answer.succeeded,
+            answer.header.revision,
+            tuple(tuple(map(wire.from_kv, each.response_range.kvs)) for each in answer.responses),
+        )
+
+    async def range(
+        self,
+        start: bytes,
+        end: bytes = b"",
+        *,
+        revision: int = 0,
+        limit: int = 0,
+        keys_only: bool = False,
+        replay: bool = False,
+    ) -> RangeResult:
+        """See `Store.range`."""
+        request = _M["RangeRequest"](
+            key=start, range_end=end, revision=revision, limit=limit, keys_only=keys_only
+        )
+        method, try_s = (self._replay, REPLAY_TRY_S) if replay else (self._range, TRY_S)
+        answer = await self._read(method, request, try_s)
+        return RangeResult(
+            answer.header.revision, tuple(map(wire.from_kv, answer.kvs)), answer.more
+        )
+
+    def watch(self, start: bytes, end: bytes, from_revision: int) -> Watch:
+        """See `Store.watch`."""
+        if from_revision < 1:
+            msg = f"a watch starts at a definite revision, not {from_revision}"
+            raise ValueError(msg)
+        return self._watching(
+            _M["WatchCreateRequest"](
+                key=start,
+                range_end=end,
+                start_revision=from_revision,
+                progress_notify=True,
+                fragment=True,
+            )
+        )
+
+    @asynccontextmanager
+    async def _watching(self, create: Any) -> AsyncIterator[AsyncIterator[WatchBatch]]:
+        try:
+            call = self._watch(metadata=(("hasleader", "true"),))
+        except grpc.aio.UsageError as error:
+            raise StoreUnavailable(f"{self._where}: this store was closed") from error
+        stream = _WatchStream(call, self._where)
+        try:
+            await self._accepted(call, stream, create)
+            yield stream
+        finally:
+            call.cancel()
+
+    async def _accepted(self, call: Any, stream: _WatchStream, create: Any) -> None:
+        """Send the request and wait until the server has made the watch."""
+        with anyio.move_on_after(2 * TRY_S):
+            try:
+                await call.write(_M["WatchRequest"](create_request=create))
+            except grpc.aio.AioRpcError as error:
+                raise WatchLost(f"{self._where}: {error.details()}") from error
+            except grpc.aio.UsageError as error:
+                raise WatchLost(f"{self._where}: the stream ended at once") from error
+            first = await stream.next_response()
+            if not first.created:
+                raise WatchLost(f"{self._where}: a watch began without being created")
+            return
+        raise WatchLost(f"{self._where} did not accept a watch within {2 * TRY_S:g} s")
+
+    async def grant(self, ttl_s: float) -> int:
+        """See `Store.grant`. etcd counts whole seconds and may give more than was asked for."""
+        request = _M["LeaseGrantRequest"](TTL=math.ceil(ttl_s))
+        answer = await self._read(self._grant, request)  # a lease nobody knows of just runs out
+        if answer.error:
+            raise Refused(f"{self._where}: {answer.error}")
+        return int(answer.ID)
+
+    async def keep_alive(self, lease: int) -> float:
+        """See `Store.keep_alive`."""
+        call = self._keep_alive(timeout=TRY_S)
+        try:
+            await call.write(_M["LeaseKeepAliveRequest"](ID=lease))
+            answer = await call.read()
+            if answer is grpc.aio.EOF:
+                raise StoreUnavailable(f"{self._where} closed the renewal of a lease")
+        except grpc.aio.AioRpcError as error:
+            raise to_error(
+                error.code().name, error.details() or "", self._where, is_write=False
+            ) from error
+        except grpc.aio.UsageError as error:
+            raise StoreUnavailable(f"{self._where}: the stream ended at once") from error
+        finally:
+            call.cancel()
+        return float(answer.TTL)
+
+    async def revoke(self, lease: int) -> None:
+        """See `Store.revoke`."""
+        try:
+            await self._read(self._revoke, _M["LeaseRevokeRequest"](ID=lease))
+        except LeaseLost:
+            return
+
+    async def server_info(self) -> ServerInfo:
+        """See `Store.server_info`."""
+        answer = await self._read(self._status, _M["StatusRequest"]())
+        return ServerInfo(answer.version, answer.dbSize, answer.leader, answer.header.revision)
+
+    async def compact(self, revision: int) -> None:
+        """See `Store.compact`."""
+        try:
+            await self._read(self._compact, _M["CompactionRequest"](revision=revision))
+        except Compacted:
+            return
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`."""
+        await self._channel.close()
+        await self._replay_channel.close()
+
+
+def _serialize(message: Any) -> bytes:
+    return bytes(message.SerializeToString())

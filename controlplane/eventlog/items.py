@@ -1,0 +1,137 @@
+"""What stands in the store, as its readers get it: key and value taken apart.
+
+Reading is total: a key that nobody of ours can have put there yields None and is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from controlplane.eventlog.errors import LogCorrupt
+from controlplane.eventlog.keys import Keys
+from controlplane.eventlog.store import KeyValue
+from statemachine.codec import decode_fact, decode_recorded
+from statemachine.errors import CodecError
+from statemachine.events import Fact, Recorded
+from statemachine.ids import Incarnation, JobId, NodeId, Position
+
+T = TypeVar("T")
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One entry of the log as it stands in the store."""
+
+    position: Position
+    raw: bytes
+
+    def recorded(self) -> Recorded:
+        """Decode it.
+
+        Raises:
+            LogCorrupt: it does not decode, or claims another position.
+        """
+        try:
+            recorded = decode_recorded(self.raw)
+        except CodecError as error:
+            raise LogCorrupt(self.position, str(error)) from error
+        if recorded.position != self.position:
+            raise LogCorrupt(self.position, f"the entry says position {recorded.position}")
+        return recorded
+
+
+class InboxItem(msgspec.Struct, frozen=True):
+    """A fact that waits for its place in the log. `revision` tells its arrival among others."""
+
+    writer: str
+    incarnation: Incarnation
+    counter: int
+    revision: int
+    raw: bytes
+
+    def fact(self) -> Fact:
+        """Decode it. Raises EventCorrupt."""
+        return decode_fact(self.raw)
+
+
+class NodeItem(msgspec.Struct, frozen=True):
+    """A live incarnation. `record` is what it joined with."""
+
+    node: NodeId
+    incarnation: Incarnation
+    revision: int
+    record: bytes
+
+
+class VitalsItem(msgspec.Struct, frozen=True):
+    """What an incarnation measured last."""
+
+    node: NodeId
+    incarnation: Incarnation
+    revision: int
+    value: bytes
+
+
+class DesiredItem(msgspec.Struct, frozen=True):
+    """The topology that a job should have, as projected."""
+
+    job: JobId
+    revision: int
+    value: bytes
+
+
+def _reader(
+    keys: Keys, kind: str, build: Callable[[tuple[str, ...], KeyValue], T]
+) -> Callable[[KeyValue], T | None]:
+    def read(kv: KeyValue) -> T | None:
+        try:
+            found, *parts = keys.parts(kv.key)
+            return build(tuple(parts), kv) if found == kind else None
+        except (ValueError, IndexError):
+            return None
+
+    return read
+
+
+def inbox_reader(keys: Keys) -> Callable[[KeyValue], InboxItem | None]:
+    """Read facts that wait."""
+
+    def build(parts: tuple[str, ...], kv: KeyValue) -> InboxItem:
+        writer, incarnation, counter = parts
+        return InboxItem(
+            writer, Incarnation(int(incarnation)), int(counter), kv.mod_revision, kv.value
+        )
+
+    return _reader(keys, "inbox", build)
+
+
+def node_reader(keys: Keys) -> Callable[[KeyValue], NodeItem | None]:
+    """Read live incarnations."""
+
+    def build(parts: tuple[str, ...], kv: KeyValue) -> NodeItem:
+        node, incarnation = parts
+        return NodeItem(NodeId(node), Incarnation(int(incarnation)), kv.create_revision, kv.value)
+
+    return _reader(keys, "nodes", build)
+
+
+def vitals_reader(keys: Keys) -> Callable[[KeyValue], VitalsItem | None]:
+    """Read what nodes measured last."""
+
+    def build(parts: tuple[str, ...], kv: KeyValue) -> VitalsItem:
+        node, incarnation = parts
+        return VitalsItem(NodeId(node), Incarnation(int(incarnation)), kv.mod_revision, kv.value)
+
+    return _reader(keys, "vitals", build)
+
+
+def desired_reader(keys: Keys) -> Callable[[KeyValue], DesiredItem | None]:
+    """Read projected topologies."""
+
+    def build(parts: tuple[str, ...], kv: KeyValue) -> DesiredItem:
+        (job,) = parts
+        return DesiredItem(JobId(job), kv.mod_revision, kv.value)
+
+    return _reader(keys, "desired", build)

@@ -1,0 +1,109 @@
+"""Every key of the store, once.
+
+What belongs here: names and order of keys, and reading them back. Nothing else spells a key.
+
+    /changeover/{fleet}/
+        schema                                            codec version of the log
+        head                                              position of the last entry
+        log/{position:020d}                               entries, in the order of the log
+        leader                                            who leads; lease-bound
+        inbox/{writer}/{incarnation:010d}/{counter:010d}  facts that wait to be sequenced
+        counters/{writer}                                 the last fact that a node stated
+        acts/{writer}/{incarnation:010d}                  an act was stated; lease-bound
+        incarnations/{node}                               last incarnation given out
+        nodes/{node}/{incarnation:010d}                   it is alive; lease-bound
+        fenced/{node}/{incarnation:010d}                  it was declared lost
+        vitals/{node}/{incarnation:010d}                  what it measured last; lease-bound
+        desired/{job}                                     the topology a job should have
+
+A live key carries its incarnation in its name, so that deleting a name can never hit a newer one.
+`counters` and `acts` make a fact whose acknowledgement was lost safe to state again: the fact
+itself may already have left the inbox for the log.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.eventlog.store import prefix_end
+from statemachine.ids import Incarnation, JobId, NodeId, Position, check_name
+
+_ROOT: Final = "/changeover/"
+
+
+class Keys:
+    """The keys of one fleet."""
+
+    def __init__(self, fleet: str) -> None:
+        """Check the fleet's name.
+
+        Raises BadName.
+        """
+        self.fleet = check_name("fleet", fleet)
+        self._root = f"{_ROOT}{fleet}/"
+        self.schema = self._key("schema")
+        self.head = self._key("head")
+        self.leader = self._key("leader")
+        self.log_all = self._prefix("log/")
+        self.inbox_all = self._prefix("inbox/")
+        self.nodes_all = self._prefix("nodes/")
+        self.vitals_all = self._prefix("vitals/")
+
+    def _key(self, name: str) -> bytes:
+        return f"{self._root}{name}".encode("ascii")
+
+    def _prefix(self, name: str) -> tuple[bytes, bytes]:
+        start = self._key(name)
+        return start, prefix_end(start)
+
+    def log(self, position: int) -> bytes:
+        """Key of one entry of the log."""
+        return self._key(f"log/{position:020d}")
+
+    def inbox(self, writer: str, incarnation: int, counter: int) -> bytes:
+        """Key of one fact that waits."""
+        return self._key(f"inbox/{writer}/{incarnation:010d}/{counter:010d}")
+
+    def counter(self, writer: str) -> bytes:
+        """Key of the last fact that a node stated."""
+        return self._key(f"counters/{writer}")
+
+    def act(self, writer: str, incarnation: int) -> bytes:
+        """Key that marks one operator's act as stated."""
+        return self._key(f"acts/{writer}/{incarnation:010d}")
+
+    def incarnations(self, node: NodeId) -> bytes:
+        """Key of the last incarnation given out for a node."""
+        return self._key(f"incarnations/{node}")
+
+    def node(self, node: NodeId, incarnation: Incarnation) -> bytes:
+        """Key that lives as long as an incarnation does."""
+        return self._key(f"nodes/{node}/{incarnation:010d}")
+
+    def node_all(self, node: NodeId) -> tuple[bytes, bytes]:
+        """Range of all live incarnations of one node: at most one."""
+        return self._prefix(f"nodes/{node}/")
+
+    def fenced(self, node: NodeId, incarnation: Incarnation) -> bytes:
+        """Key that says an incarnation was declared lost."""
+        return self._key(f"fenced/{node}/{incarnation:010d}")
+
+    def fenced_all(self, node: NodeId) -> tuple[bytes, bytes]:
+        """Range of all incarnations of one node that were declared lost."""
+        return self._prefix(f"fenced/{node}/")
+
+    def vitals(self, node: NodeId, incarnation: Incarnation) -> bytes:
+        """Key of what an incarnation measured last."""
+        return self._key(f"vitals/{node}/{incarnation:010d}")
+
+    def desired(self, job: JobId) -> bytes:
+        """Key of the topology that a job should have."""
+        return self._key(f"desired/{job}")
+
+    def parts(self, key: bytes) -> tuple[str, ...]:
+        """Split a key of this fleet into the parts behind the root."""
+        return tuple(key.decode("ascii").removeprefix(self._root).split("/"))
+
+    def position(self, key: bytes) -> Position:
+        """Read the position from the key of an entry."""
+        return Position(int(self.parts(key)[1]))

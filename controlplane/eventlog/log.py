@@ -1,0 +1,226 @@
+"""The event log of one fleet: the façade over everything else in this package.
+
+What belongs here: one short method per verb, and nothing that is written twice for two stores.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from typing import Final
+
+from controlplane.eventlog import joining, leadership
+from controlplane.eventlog.errors import OutcomeUnknown, Refused, Retry
+from controlplane.eventlog.items import (
+    DesiredItem,
+    Entry,
+    InboxItem,
+    NodeItem,
+    VitalsItem,
+    desired_reader,
+    inbox_reader,
+    node_reader,
+    vitals_reader,
+)
+from controlplane.eventlog.keys import Keys
+from controlplane.eventlog.leadership import Leadership, read_head
+from controlplane.eventlog.lease import FENCE_RATIO, LeaseKeeper
+from controlplane.eventlog.reading import Follower, following, windows
+from controlplane.eventlog.session import NodeSession
+from controlplane.eventlog.settle import settle
+from controlplane.eventlog.store import Get, Put, ServerInfo, Store, absent, prefix_end
+from controlplane.eventlog.view import View, read_all, viewing
+from statemachine.codec import CODEC_VERSION, encode_fact
+from statemachine.errors import SchemaTooNew
+from statemachine.events import AnyEvent, Fact, Recorded
+from statemachine.ids import Incarnation, JobId, NodeId, Position, check_name
+
+OPERATOR_PREFIX: Final = "operator."
+"""How the names of writers begin that are people."""
+
+FIRST: Final = Position(1)
+"""Position of the first entry of every log."""
+
+_ACT_TTL_S: Final = 60.0
+
+
+class EventLog:
+    """The log, inbox, membership and projections of one fleet, on any store."""
+
+    def __init__(self, store: Store, fleet: str) -> None:
+        """Check the fleet's name; nothing is sent.
+
+        Raises BadName.
+        """
+        self.store = store
+        self.fleet = fleet
+        self._keys = Keys(fleet)
+
+    async def check_schema(self) -> None:
+        """Make sure that this release reads and writes this log as others do.
+
+        Raises:
+            SchemaTooNew: a newer release wrote it.
+        """
+        key = self._keys.schema
+        result = await settle(
+            self.store, (absent(key),), (Put(key, b"%d" % CODEC_VERSION),), (Get(key),)
+        )
+        if not result.succeeded and int(result.responses[0][0].value) > CODEC_VERSION:
+            raise SchemaTooNew(
+                f"fleet {self.fleet}: its log has codec version "
+                f"{result.responses[0][0].value.decode()}, this release knows up to "
+                f"{CODEC_VERSION}: upgrade Changeover here"
+            )
+
+    async def server_info(self) -> ServerInfo:
+        """Ask the store for its version, size and leader."""
+        return await self.store.server_info()
+
+    # --- writing ------------------------------------------------------------------------------
+
+    async def join(
+        self, node: NodeId, record: bytes, ttl_s: float, fence_ratio: float = FENCE_RATIO
+    ) -> NodeSession:
+        """Take a node's next incarnation under a lease of `ttl_s` seconds.
+
+        `record` is what others find under the live key. The session acts as dead once the last
+        renewal is `fence_ratio` of the TTL old.
+
+        Raises:
+            NodeAlreadyAlive: another agent holds the name.
+            BadName, StoreUnavailable, OutcomeUnknown, NoSpace, SchemaTooNew.
+        """
+        check_name("node", node)
+        if node.startswith(OPERATOR_PREFIX):
+            raise Refused(f"node name {node!r}: names that begin with 'operator.' are people's")
+        await self.check_schema()
+        keeper = await LeaseKeeper.granted(self.store, ttl_s, fence_ratio)
+        return await joining.join(self.store, self._keys, node, record, keeper)
+
+    async def submit_operator(self, name: str, event: AnyEvent, at_ms: int) -> str:
+        """State an operator's act, once, even if an answer is lost; return the writer's name.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: look at the log before doing it again.
+            BadName, NoSpace, EventTooLarge.
+        """
+        writer = check_name("operator", OPERATOR_PREFIX + name)
+        act = Incarnation(1 + secrets.randbelow(10**10 - 1))
+        fact = Fact(event=event, at_ms=at_ms, writer=writer, incarnation=act, counter=1)
+        raw = encode_fact(fact)
+        lease = await self.store.grant(_ACT_TTL_S)
+        marker = self._keys.act(writer, act)
+        result = await settle(
+            self.store,
+            (absent(marker),),
+            (Put(self._keys.inbox(writer, act, 1), raw), Put(marker, b"", lease)),
+            (Get(marker),),
+        )
+        if not result.succeeded and result.responses[0][0].lease != lease:
+            raise OutcomeUnknown(f"{writer}: another act has this number; do it again")
+        with suppress(Retry):
+            await self.store.revoke(lease)
+        return writer
+
+    async def campaign(
+        self, controller: str, ttl_s: float, fence_ratio: float = FENCE_RATIO
+    ) -> Leadership:
+        """Wait until the leadership is free, and take it under a lease of `ttl_s` seconds.
+
+        Raises:
+            BadName, NoSpace, SchemaTooNew.
+        """
+        await self.check_schema()
+        return await leadership.campaign(self.store, self._keys, controller, ttl_s, fence_ratio)
+
+    async def leader(self) -> tuple[str, int] | None:
+        """Name and term of the controller that leads now."""
+        found = await self.store.range(self._keys.leader)
+        return (found.kvs[0].value.decode(), found.kvs[0].create_revision) if found.kvs else None
+
+    # --- the log ------------------------------------------------------------------------------
+
+    async def head(self) -> Position:
+        """Position of the last entry; 0 while the log is empty."""
+        return read_head((await self.store.range(self._keys.head)).kvs)
+
+    async def read_entries(
+        self, start: Position = FIRST, stop: Position | None = None
+    ) -> AsyncGenerator[tuple[Entry, ...], None]:
+        """Yield entries from `start` to `stop` inclusive (default: the head now), undecoded.
+
+        Raises:
+            LogCorrupt: a position is missing.
+        """
+        async with aclosing(windows(self.store, self._keys, start, stop)) as pages:
+            async for _, entries in pages:
+                if entries:
+                    yield entries
+
+    async def read(
+        self, start: Position = FIRST, stop: Position | None = None
+    ) -> AsyncGenerator[Recorded, None]:
+        """Yield entries from `start` to `stop` inclusive (default: the head now).
+
+        Raises:
+            LogCorrupt: a position is missing or does not decode.
+        """
+        async with aclosing(self.read_entries(start, stop)) as pages:
+            async for entries in pages:
+                for entry in entries:
+                    yield entry.recorded()
+
+    def follow(self, start: Position = FIRST) -> AbstractAsyncContextManager[Follower]:
+        """Follow the log from a position on: read what is there, then what comes.
+
+        Use: `async with log.follow(p) as entries: async for recorded in entries: ...`
+        """
+        return following(self.store, self._keys, start)
+
+    # --- what stands in the store now ---------------------------------------------------------
+
+    async def inbox(self) -> tuple[InboxItem, ...]:
+        """Facts that wait, in order of arrival."""
+        _, kvs = await read_all(self.store, *self._keys.inbox_all)
+        items = [item for item in map(inbox_reader(self._keys), kvs) if item is not None]
+        return tuple(sorted(items, key=lambda item: (item.revision, item.counter)))
+
+    def watch_inbox(self) -> AbstractAsyncContextManager[View[InboxItem]]:
+        """Facts that wait, as they come and go."""
+        return viewing(self.store, self._keys.inbox_all, inbox_reader(self._keys))
+
+    async def nodes(self) -> tuple[NodeItem, ...]:
+        """Live incarnations, by name."""
+        _, kvs = await read_all(self.store, *self._keys.nodes_all)
+        return tuple(item for item in map(node_reader(self._keys), kvs) if item is not None)
+
+    def watch_nodes(self) -> AbstractAsyncContextManager[View[NodeItem]]:
+        """Live incarnations, as they come and go."""
+        return viewing(self.store, self._keys.nodes_all, node_reader(self._keys))
+
+    async def vitals(self) -> tuple[VitalsItem, ...]:
+        """What live nodes measured last, by name."""
+        _, kvs = await read_all(self.store, *self._keys.vitals_all)
+        return tuple(item for item in map(vitals_reader(self._keys), kvs) if item is not None)
+
+    def watch_vitals(self) -> AbstractAsyncContextManager[View[VitalsItem]]:
+        """What live nodes measure, as it is overwritten."""
+        return viewing(self.store, self._keys.vitals_all, vitals_reader(self._keys))
+
+    async def desired(self, job: JobId) -> bytes | None:
+        """The topology that a job should have now."""
+        found = await self.store.range(self._keys.desired(job))
+        return found.kvs[0].value if found.kvs else None
+
+    def watch_desired(self, job: JobId) -> AbstractAsyncContextManager[View[DesiredItem]]:
+        """The topology that a job should have: what it is now, then each change of it."""
+        key = self._keys.desired(JobId(check_name("job", job)))
+        return viewing(self.store, (key, b""), desired_reader(self._keys))
+
+    async def desired_all(self) -> tuple[DesiredItem, ...]:
+        """The topologies of all jobs, by name."""
+        start = self._keys.desired(JobId(""))
+        _, kvs = await read_all(self.store, start, prefix_end(start))
+        return tuple(item for item in map(desired_reader(self._keys), kvs) if item is not None)

@@ -1,0 +1,195 @@
+"""Reading the log: from any position, and on as it grows.
+
+Theory of operation. A window of positions is a range of keys, so reading costs what is read and not
+what lies behind it (a limit would make the store count to the end of the log on every page).
+A reader first ranges up to the head at one pinned revision, then watches from the next revision.
+Whatever ends the watch, and an entry that does not follow the last one, leads back to ranging from
+the last position; a position that is missing although the head is past it is damage, and said so.
+A consumer slower than the log loses the watch, not entries: the buffer is bounded, and when it is
+full the watch is dropped, and the rest read when there is room, at the consumer's pace.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
+
+import anyio
+from anyio.abc import ObjectReceiveStream
+from anyio.streams.memory import MemoryObjectSendStream
+
+from controlplane.eventlog.errors import (
+    Compacted,
+    EventLogError,
+    LogCorrupt,
+    Retry,
+    TooLarge,
+)
+from controlplane.eventlog.items import Entry
+from controlplane.eventlog.keys import Keys
+from controlplane.eventlog.leadership import read_head
+from controlplane.eventlog.settle import pause_s
+from controlplane.eventlog.store import KeyValue, Store, WatchBatch
+from controlplane.eventlog.view import QUIET_S, running
+from statemachine.events import Recorded
+from statemachine.ids import Position
+
+WINDOW: Final = 1_000
+"""Positions read at a time."""
+
+BUFFER_BATCHES: Final = 64
+"""Batches that a follower may lag behind its watch before the watch is dropped."""
+
+
+async def windows(
+    store: Store, keys: Keys, start: Position, stop: Position | None
+) -> AsyncGenerator[tuple[int, tuple[Entry, ...]], None]:
+    """Yield entries from `start` to `stop` (or the head) in windows, with the pinned revision.
+
+    Always yields at least once, possibly nothing, so that the revision is known.
+    """
+    found = await store.range(keys.head)
+    revision, head = found.revision, read_head(found.kvs)
+    last = head if stop is None else min(head, stop)
+    size = WINDOW
+    position = start
+    yield revision, ()
+    while position <= last:
+        end = min(position + size, last + 1)
+        try:
+            page = await store.range(
+                keys.log(position), keys.log(end), revision=revision, replay=True
+            )
+        except Compacted:
+            revision = (await store.range(keys.head)).revision  # live keys outlive compaction
+            continue
+        except TooLarge:
+            if size == 1:
+                raise
+            size //= 2
+            continue
+        yield revision, _dense(keys, page.kvs, position, end)
+        position = Position(end)
+
+
+def _dense(keys: Keys, kvs: tuple[KeyValue, ...], start: int, end: int) -> tuple[Entry, ...]:
+    entries = tuple(Entry(keys.position(kv.key), kv.value) for kv in kvs)
+    for expected, entry in zip(range(start, end), entries, strict=False):
+        if entry.position != expected:
+            raise LogCorrupt(expected, "no entry, though the head is past it")
+    if len(entries) != end - start:
+        raise LogCorrupt(start + len(entries), "no entry, though the head is past it")
+    return entries
+
+
+class Follower:
+    """The log from a position on, without end. Iterate to get entries one by one."""
+
+    def __init__(
+        self, store: Store, keys: Keys, start: Position, buffer: int, quiet_s: float
+    ) -> None:
+        self.watch_drops = 0
+        """How often the watch was dropped because the consumer was slower than the log."""
+        self._store = store
+        self._keys = keys
+        self._next = start
+        self._quiet_s = quiet_s
+        self._send: MemoryObjectSendStream[tuple[Entry, ...]]
+        self._receive: ObjectReceiveStream[tuple[Entry, ...]]
+        self._send, self._receive = anyio.create_memory_object_stream(buffer)
+        self._fatal: EventLogError | None = None
+        self._taken: deque[Entry] = deque()
+
+    async def next_batch(self) -> tuple[Entry, ...]:
+        """Wait for entries; several at a time, as they were appended or read."""
+        try:
+            return await self._receive.receive()
+        except anyio.EndOfStream:
+            assert self._fatal is not None
+            raise self._fatal from None
+
+    def __aiter__(self) -> AsyncIterator[Recorded]:
+        return self
+
+    async def __anext__(self) -> Recorded:
+        """Wait for the next entry and decode it."""
+        while not self._taken:
+            self._taken.extend(await self.next_batch())
+        return self._taken.popleft().recorded()
+
+    async def pump(self) -> None:
+        """Follow until cancelled; an error that cannot heal goes to the consumer."""
+        tries = 0
+        async with self._send:
+            while True:
+                before = self._next
+                try:
+                    await self._range_then_watch()
+                except Compacted:
+                    continue
+                except Retry:
+                    tries = 0 if self._next > before else tries + 1
+                    await anyio.sleep(pause_s(tries))
+                except EventLogError as error:
+                    self._fatal = error
+                    return
+
+    async def _range_then_watch(self) -> None:
+        """Return when it is time to range again."""
+        revision = await self._range()
+        start, end = self._keys.log(self._next), self._keys.log_all[1]
+        async with self._store.watch(start, end, revision + 1) as changes:
+            while True:
+                batch = None
+                with anyio.move_on_after(self._quiet_s):
+                    batch = await anext(changes)
+                if batch is None or not self._took(batch):
+                    return
+
+    async def _range(self) -> int:
+        """Read up to the head, until it is near; return the revision of the last look."""
+        while True:
+            before, at = self._next, 0
+            async with aclosing(windows(self._store, self._keys, before, None)) as pages:
+                async for revision, entries in pages:
+                    at = revision
+                    if entries:
+                        await self._send.send(entries)
+                        self._next = Position(entries[-1].position + 1)
+            if self._next - before < WINDOW:
+                return at
+
+    def _took(self, batch: WatchBatch) -> bool:
+        """Pass on what a watch says; False if there is a gap, or no room."""
+        kvs = [change.kv for change in batch.changes if not change.deleted]
+        entries = tuple(Entry(self._keys.position(kv.key), kv.value) for kv in kvs)
+        if not self._follows(entries):
+            return False
+        if entries:
+            try:
+                self._send.send_nowait(entries)
+            except anyio.WouldBlock:
+                self.watch_drops += 1
+                return False
+            self._next = Position(entries[-1].position + 1)
+        return True
+
+    def _follows(self, entries: tuple[Entry, ...]) -> bool:
+        return all(entry.position == position for position, entry in enumerate(entries, self._next))
+
+
+@asynccontextmanager
+async def following(
+    store: Store,
+    keys: Keys,
+    start: Position,
+    *,
+    buffer: int = BUFFER_BATCHES,
+    quiet_s: float = QUIET_S,
+) -> AsyncIterator[Follower]:
+    """Follow the log from a position for as long as the body runs."""
+    follower = Follower(store, keys, start, buffer, quiet_s)
+    async with running(follower.pump):
+        yield follower
