@@ -28,7 +28,14 @@ from controlplane.eventlog.errors import (
     UnsupportedServer,
     WatchLost,
 )
-from controlplane.eventlog.items import DesiredItem, Entry, InboxItem, NodeItem, VitalsItem
+from controlplane.eventlog.items import (
+    DesiredItem,
+    Entry,
+    InboxItem,
+    NodeItem,
+    OrdersItem,
+    VitalsItem,
+)
 from controlplane.eventlog.leadership import BATCH_OPS_MAX, Batch, Leadership
 from controlplane.eventlog.log import EventLog
 from controlplane.eventlog.opening import open_store
@@ -59,6 +66,7 @@ __all__ = [
     "NodeAlreadyAlive",
     "NodeItem",
     "NodeSession",
+    "OrdersItem",
     "OutcomeUnknown",
     "PermissionDenied",
     "Refused",

@@ -82,6 +82,14 @@ class DesiredItem(msgspec.Struct, frozen=True):
     value: bytes
 
 
+class OrdersItem(msgspec.Struct, frozen=True):
+    """What one node shall do, as projected."""
+
+    node: NodeId
+    revision: int
+    value: bytes
+
+
 def _reader(
     keys: Keys, kind: str, build: Callable[[tuple[str, ...], KeyValue], T]
 ) -> Callable[[KeyValue], T | None]:
@@ -135,3 +143,13 @@ def desired_reader(keys: Keys) -> Callable[[KeyValue], DesiredItem | None]:
         return DesiredItem(JobId(job), kv.mod_revision, kv.value)
 
     return _reader(keys, "desired", build)
+
+
+def orders_reader(keys: Keys) -> Callable[[KeyValue], OrdersItem | None]:
+    """Read projected orders."""
+
+    def build(parts: tuple[str, ...], kv: KeyValue) -> OrdersItem:
+        (node,) = parts
+        return OrdersItem(NodeId(node), kv.mod_revision, kv.value)
+
+    return _reader(keys, "orders", build)

@@ -15,6 +15,7 @@ What belongs here: names and order of keys, and reading them back. Nothing else 
         fenced/{node}/{incarnation:010d}                  it was declared lost
         vitals/{node}/{incarnation:010d}                  what it measured last; lease-bound
         desired/{job}                                     the topology a job should have
+        orders/{node}                                     what one node shall do beside it
 
 A live key carries its incarnation in its name, so that deleting a name can never hit a newer one.
 `counters` and `acts` make a fact whose acknowledgement was lost safe to state again: the fact
@@ -48,6 +49,8 @@ class Keys:
         self.inbox_all = self._prefix("inbox/")
         self.nodes_all = self._prefix("nodes/")
         self.vitals_all = self._prefix("vitals/")
+        self.desired_all = self._prefix("desired/")
+        self.orders_all = self._prefix("orders/")
 
     def _key(self, name: str) -> bytes:
         return f"{self._root}{name}".encode("ascii")
@@ -99,6 +102,10 @@ class Keys:
     def desired(self, job: JobId) -> bytes:
         """Key of the topology that a job should have."""
         return self._key(f"desired/{job}")
+
+    def orders(self, node: NodeId) -> bytes:
+        """Key of what one node shall do beside, or instead of, holding a slot."""
+        return self._key(f"orders/{node}")
 
     def parts(self, key: bytes) -> tuple[str, ...]:
         """Split a key of this fleet into the parts behind the root."""

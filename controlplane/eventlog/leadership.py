@@ -57,7 +57,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     `after` is the head that the batch was made for: its entries get the positions `after + 1`, ...
     `entries` are encoded entries of the log, `consumed` the facts among them that leave the inbox,
-    `fenced` the incarnations that are declared lost by it, `desired` projections by job.
+    `fenced` the incarnations that are declared lost by it, `desired` and `orders` projections by
+    job and by node.
     """
 
     after: Position
@@ -65,12 +66,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     consumed: tuple[InboxItem, ...] = ()
     fenced: tuple[tuple[NodeId, Incarnation], ...] = ()
     desired: tuple[tuple[JobId, bytes], ...] = ()
+    orders: tuple[tuple[NodeId, bytes], ...] = ()
 
     @property
     def ops(self) -> int:
         """Store operations that this batch needs, at most `BATCH_OPS_MAX`."""
         runs = sum(1 for _ in _runs(self.consumed))
-        return len(self.entries) + 1 + runs + 2 * len(self.fenced) + len(self.desired)
+        projected = len(self.desired) + len(self.orders)
+        return len(self.entries) + 1 + runs + 2 * len(self.fenced) + projected
 
 
 def _runs(consumed: Sequence[InboxItem]) -> Iterator[tuple[InboxItem, InboxItem]]:
@@ -170,6 +173,7 @@ class Leadership:
             ops.append(Delete(keys.node(node, incarnation)))
             ops.append(Put(keys.fenced(node, incarnation), b""))
         ops.extend(Put(keys.desired(job), value) for job, value in batch.desired)
+        ops.extend(Put(keys.orders(node), value) for node, value in batch.orders)
         return ops
 
     def _explain(self, result: TxnResult, batch: Batch, new_head: Position) -> None:

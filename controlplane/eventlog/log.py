@@ -17,10 +17,12 @@ from controlplane.eventlog.items import (
     Entry,
     InboxItem,
     NodeItem,
+    OrdersItem,
     VitalsItem,
     desired_reader,
     inbox_reader,
     node_reader,
+    orders_reader,
     vitals_reader,
 )
 from controlplane.eventlog.keys import Keys
@@ -29,7 +31,7 @@ from controlplane.eventlog.lease import FENCE_RATIO, LeaseKeeper
 from controlplane.eventlog.reading import Follower, following, windows
 from controlplane.eventlog.session import NodeSession
 from controlplane.eventlog.settle import settle
-from controlplane.eventlog.store import Get, Put, ServerInfo, Store, absent, prefix_end
+from controlplane.eventlog.store import Get, Put, ServerInfo, Store, absent
 from controlplane.eventlog.view import View, read_all, viewing
 from statemachine.codec import CODEC_VERSION, encode_fact
 from statemachine.errors import SchemaTooNew
@@ -221,6 +223,15 @@ class EventLog:
 
     async def desired_all(self) -> tuple[DesiredItem, ...]:
         """The topologies of all jobs, by name."""
-        start = self._keys.desired(JobId(""))
-        _, kvs = await read_all(self.store, start, prefix_end(start))
+        _, kvs = await read_all(self.store, *self._keys.desired_all)
         return tuple(item for item in map(desired_reader(self._keys), kvs) if item is not None)
+
+    def watch_orders(self, node: NodeId) -> AbstractAsyncContextManager[View[OrdersItem]]:
+        """What one node shall do: what it is now, then each change of it."""
+        key = self._keys.orders(NodeId(check_name("node", node)))
+        return viewing(self.store, (key, b""), orders_reader(self._keys))
+
+    async def orders_all(self) -> tuple[OrdersItem, ...]:
+        """What every node shall do, by name."""
+        _, kvs = await read_all(self.store, *self._keys.orders_all)
+        return tuple(item for item in map(orders_reader(self._keys), kvs) if item is not None)
