@@ -1,0 +1,255 @@
+"""One etcd server of our own, on loopback, that never outlives us.
+
+What belongs here: starting, health, and ending of one server process. Where the program comes from
+is `etcd_binary`. As a command, `python -m controlplane.etcd_server --fetch DIR` brings one.
+
+Theory of operation. The server runs in a session of its own, so that Ctrl-C at the terminal reaches
+us first and training can end in order; the kernel kills it if we die without a chance to. That
+request is tied to the thread which starts it, hence `spawn` belongs on the main thread. Heartbeat
+and election are short because a lone server needs to convince nobody: it starts in 0.2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import anyio
+
+from controlplane.etcd_binary import EtcdBinary, EtcdMissing, default_folder, ensure_etcd
+
+START_S: Final = 10.0
+"""Seconds a server may take until it answers."""
+
+_STOP_S: Final = 3.0
+_LOOPBACK: Final = "127.0.0.1"
+
+# Runs in a fresh interpreter: die with the parent, then become the server. PR_SET_PDEATHSIG is 1.
+_DIE_WITH_PARENT: Final = """
+import ctypes, os, signal, sys
+parent, program = int(sys.argv[1]), sys.argv[2]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+os.execv(program, sys.argv[2:])
+"""
+
+
+class EtcdServerError(Exception):
+    """A server did not start. The message is fit for an operator."""
+
+
+class PortTaken(EtcdServerError):
+    """The port that was asked for is in use."""
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_LOOPBACK, port))
+        except OSError as error:
+            msg = (
+                f"port {port} of {_LOOPBACK} cannot be used for etcd ({error.strerror}): "
+                "stop whoever has it, or name another port"
+            )
+            raise PortTaken(msg) from error
+
+
+class EtcdServer:
+    """One server on loopback. `async with EtcdServer(...) as server: server.url`.
+
+    Ports of 0 are chosen; `quota_bytes` of 0 is etcd's default; `extra` goes to etcd as it is.
+    """
+
+    def __init__(
+        self,
+        binary: EtcdBinary,
+        folder: Path,
+        *,
+        port: int = 0,
+        peer_port: int = 0,
+        quota_bytes: int = 0,
+        extra: tuple[str, ...] = (),
+    ) -> None:
+        self.binary = binary
+        self.folder = folder
+        self.log_path = folder / "etcd.log"
+        self._asked = (port, peer_port)
+        self._port, self._peer_port = port, peer_port
+        self._quota_bytes = quota_bytes
+        self._extra = extra
+        self._running: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"http://{_LOOPBACK}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also that of its process group; 0 while it does not run."""
+        return self._running.pid if self._running else 0
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.stop()
+
+    async def start(self) -> None:
+        """Start the server, on the same ports as before if it ran before, and wait for health.
+
+        Raises:
+            PortTaken: a port that was asked for is in use.
+            EtcdServerError: it ended, or did not answer in time; says what its log says.
+        """
+        self.spawn()
+        try:
+            with anyio.move_on_after(START_S):
+                await self._healthy()
+                return
+            msg = f"etcd did not answer within {START_S:g} s: {self._last_words()}"
+            raise EtcdServerError(msg)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.stop()
+            raise
+
+    def spawn(self) -> None:
+        """Start the process and return at once. Call it on the main thread."""
+        for asked in filter(None, self._asked):
+            _check_port(asked)
+        self._port = self._port or free_port()
+        self._peer_port = self._peer_port or free_port()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
+            self._running = subprocess.Popen(
+                [*wrapper, *self._command()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _command(self) -> list[str]:
+        peer_url = f"http://{_LOOPBACK}:{self._peer_port}"
+        command = [
+            *(str(self.binary.path), "--name", "changeover"),
+            *("--data-dir", str(self.folder / "etcd-data")),
+            *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
+            *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
+            *("--initial-cluster", f"changeover={peer_url}"),
+            *("--heartbeat-interval", "20", "--election-timeout", "200"),
+            *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
+            *("--logger", "zap", "--log-level", "warn"),
+        ]
+        if self._quota_bytes:
+            command += ["--quota-backend-bytes", str(self._quota_bytes)]
+        return command + list(self._extra)
+
+    async def _healthy(self) -> None:
+        """Return once a linearizable read works."""
+        running = self._running
+        assert running is not None
+        while True:
+            if running.poll() is not None:
+                msg = f"etcd ended with code {running.returncode}: {self._last_words()}"
+                raise EtcdServerError(msg)
+            with suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError):
+                async with await anyio.connect_tcp(_LOOPBACK, self._port) as stream:
+                    await stream.send(b"GET /health HTTP/1.0\r\n\r\n")
+                    answer = b""
+                    with suppress(anyio.EndOfStream):
+                        while True:
+                            answer += await stream.receive()
+                    if b'"health":"true"' in answer:
+                        return
+            await anyio.sleep(0.02)
+
+    def _last_words(self) -> str:
+        try:
+            lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = []
+        last = lines[-1][:300] if lines else "it wrote nothing"
+        return f"{last} (log: {self.log_path})"
+
+    async def stop(self) -> None:
+        """End the server in order, then by force; idempotent."""
+        running = self._running
+        if running is None:
+            return
+        self.resume()
+        self._signal(signal.SIGTERM)
+        with anyio.move_on_after(_STOP_S):
+            while running.poll() is None:  # noqa: ASYNC110 - the end of a process is no event
+                await anyio.sleep(0.01)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the server at once, as a power cut would; `start` brings it back with its data."""
+        if self._running is not None:
+            self._signal(signal.SIGKILL)
+            self._running.wait()
+            self._running = None
+
+    def pause(self) -> None:
+        """Freeze the server: its connections stay, it answers nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen server go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._running is not None and self._running.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._running.pid, number)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Bring an etcd into a folder unless one is at hand; print one line about it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m controlplane.etcd_server", description=main.__doc__
+    )
+    parser.add_argument(
+        "--fetch", metavar="DIR", type=Path, default=default_folder(), help="the folder"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        binary = ensure_etcd(options.fetch)
+    except EtcdMissing as missing:
+        print(f"etcd: {missing}", file=sys.stderr)
+        return 1
+    warning = f" (warning: {binary.warning})" if binary.warning else ""
+    print(f"etcd {binary.version}: {binary.path}{warning}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
