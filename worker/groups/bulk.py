@@ -1,0 +1,250 @@
+"""Frames in and out of one non-blocking bulk socket.
+
+What belongs here: the two half machines of a stream, sending and receiving, each able to stop
+anywhere and go on later. What does not: which frame comes next (rings and trees), waiting
+(exchange), whose fault it is (linked).
+
+Theory of operation. Nothing is ever closed between healthy peers because of an abort. A sender that
+stops inside a frame copies what it still owes (at most one chunk) and pays it before anything else;
+a receiver that stops inside a frame remembers how much of it to throw away. Frames of an older tag
+are read and dropped. A frame of a newer tag means that the peer has gone on without this rank: it
+is left unread, for the collective that will want it after the next switch.
+"""
+
+import contextlib
+import select
+import socket
+from typing import Final
+
+from worker.groups import frames
+from worker.groups.frames import HEADER_BYTES, Kind
+
+_LOOKAHEAD_BYTES: Final = 4096
+_SCRATCH = bytearray(256 * 1024)
+_FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class StreamFault(Exception):
+    """Base of what interrupts a collective; names the stream it happened on."""
+
+    def __init__(self, stream: "BulkStream", detail: str) -> None:
+        super().__init__(detail)
+        self.stream = stream
+
+
+class StreamEnded(StreamFault):
+    """The connection is gone; whether the peer died is for the monitor to say."""
+
+
+class PeerMovedOn(StreamFault):
+    """The peer is at a newer epoch: it gave this collective up."""
+
+
+class OutOfStep(StreamFault):
+    """The peer is in another collective, or in this one with another size."""
+
+
+class BulkStream:
+    """One bulk socket; used by one thread at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        fd = sock.fileno()
+        self.want_read = (fd, select.POLLIN)
+        self.want_write = (fd, select.POLLOUT)
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._outgoing: list[bytes | memoryview] = []
+        self._owed = 0
+        self._frame_bytes = 0
+        self._buffer = bytearray(_LOOKAHEAD_BYTES)
+        self._view = memoryview(self._buffer)
+        self._low = 0
+        self._high = 0
+        self._skip = 0
+        self._target: memoryview | None = None
+        self._expected = (0, 0, 0)
+        self._filled = -1
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def begin_send(self, tag: int, sequence: int, chunk: int, payload: memoryview) -> None:
+        """Queue one DATA frame; `flush` sends it. The payload must stay unchanged until then."""
+        size = payload.nbytes
+        self._outgoing.append(frames.pack(Kind.DATA, tag, sequence, chunk, size))
+        if size:
+            self._outgoing.append(payload)
+        self._frame_bytes = HEADER_BYTES + size
+        self._owed += self._frame_bytes
+
+    def flush(self) -> bool:
+        """Send what is queued; False when the socket takes no more for now.
+
+        Raises:
+            StreamEnded: the connection is gone.
+        """
+        while self._outgoing:
+            try:
+                sent = self._sock.sendmsg(self._outgoing, (), _FLAGS)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise StreamEnded(self, f"send: {error.strerror}") from None
+            self._sent(sent)
+        return True
+
+    def _sent(self, count: int) -> None:
+        self.sent_bytes += count
+        self._owed -= count
+        if not self._owed:
+            self._outgoing.clear()
+            return
+        while count:
+            head = memoryview(self._outgoing[0])
+            if count < head.nbytes:
+                self._outgoing[0] = head[count:]
+                return
+            count -= head.nbytes
+            del self._outgoing[0]
+
+    def abandon_send(self) -> None:
+        """Forget the frame in flight, but own what the peer must still get to stay in step."""
+        if not self._outgoing:
+            return
+        owed = b"".join(self._outgoing)
+        if self._owed >= self._frame_bytes:  # its header has not left: the frame never existed
+            owed = owed[: self._owed - self._frame_bytes]
+        self._outgoing = [owed] if owed else []
+        self._owed = len(owed)
+        self._frame_bytes = HEADER_BYTES + self._owed + 1  # all of it is owed, whatever comes
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def begin_receive(self, tag: int, sequence: int, chunk: int, target: memoryview) -> None:
+        """Say which frame must come next and where its payload goes; `fill` receives it."""
+        self._target = target
+        self._expected = (tag, sequence & 0xFFFFFFFF, chunk)
+        self._filled = -1
+
+    def fill(self) -> bool:
+        """Receive towards the target; True when the frame is complete, False when nothing is there.
+
+        Raises:
+            StreamEnded: the connection is gone.
+            PeerMovedOn: the next frame is of a newer tag.
+            OutOfStep: the next frame is of this tag, but not the one that must come.
+        """
+        target = self._target
+        assert target is not None
+        while self._filled < 0:
+            if not self._next_header(target):
+                return False
+        size = target.nbytes
+        while self._filled < size:
+            # The buffer is empty here, so the next header can ride along in the same call.
+            count = self._receive([target[self._filled :], self._view])
+            if count < 0:
+                return False
+            used = min(count, size - self._filled)
+            self._filled += used
+            self._low, self._high = 0, count - used
+        self._target = None
+        self._filled = -1
+        return True
+
+    def _next_header(self, target: memoryview) -> bool:
+        if self._skip:
+            return self._discard()
+        if self._high - self._low < HEADER_BYTES:
+            return self._look_ahead()
+        self._match_header(target)
+        return True
+
+    def _match_header(self, target: memoryview) -> None:
+        try:
+            header = frames.unpack(self._buffer, self._low)
+        except frames.BadFrame as error:
+            raise StreamEnded(self, f"not a frame: {error}") from None
+        tag = self._expected[0]
+        if header.tag > tag:
+            raise PeerMovedOn(self, f"peer is at epoch {header.tag >> 32}, not {tag >> 32}")
+        if header.tag < tag:
+            self._low += HEADER_BYTES
+            self._skip = header.payload_bytes
+            return
+        found = (header.tag, header.sequence, header.chunk)
+        if found != self._expected or header.payload_bytes != target.nbytes:
+            raise OutOfStep(self, self._mismatch(header, target.nbytes))
+        self._low += HEADER_BYTES
+        used = min(self._high - self._low, target.nbytes)
+        target[:used] = self._view[self._low : self._low + used]
+        self._low += used
+        self._filled = used
+
+    def _mismatch(self, header: frames.Header, wanted_bytes: int) -> str:
+        _, sequence, chunk = self._expected
+        return (
+            f"expected collective {sequence} chunk {chunk} of {wanted_bytes} bytes, "
+            f"peer sent {header.sequence} chunk {header.chunk} of {header.payload_bytes} bytes"
+        )
+
+    def _look_ahead(self) -> bool:
+        kept = self._high - self._low
+        if self._low:
+            self._view[:kept] = bytes(self._view[self._low : self._high])
+            self._low, self._high = 0, kept
+        count = self._receive([self._view[kept:]])
+        if count < 0:
+            return False
+        self._high += count
+        return True
+
+    def _discard(self) -> bool:
+        buffered = min(self._skip, self._high - self._low)
+        self._low += buffered
+        self._skip -= buffered
+        while self._skip:
+            count = self._receive([memoryview(_SCRATCH)[: self._skip]])
+            if count < 0:
+                return False
+            self._skip -= count
+        return True
+
+    def _receive(self, into: list[memoryview]) -> int:
+        """Receive at least one byte; -1 when there is none for now."""
+        try:
+            count = self._sock.recvmsg_into(into, 0, _FLAGS)[0]
+        except BlockingIOError:
+            return -1
+        except OSError as error:
+            raise StreamEnded(self, f"receive: {error.strerror}") from None
+        if count == 0:
+            raise StreamEnded(self, "receive: end of stream")
+        self.received_bytes += count
+        return count
+
+    def abandon_receive(self) -> None:
+        """Stop expecting; the rest of a half-received frame will be thrown away."""
+        if self._target is not None and self._filled >= 0:
+            self._skip += self._target.nbytes - self._filled
+        self._target = None
+        self._filled = -1
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def end_sending(self) -> None:
+        """Tell the peer that nothing more will come."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
+    def drain(self) -> None:
+        """Throw away what has arrived: closing on unread bytes would reset what the peer reads."""
+        with contextlib.suppress(OSError):
+            while self._sock.recv_into(_SCRATCH, 0, _FLAGS):
+                pass
+
+    def close(self) -> None:
+        """Free the descriptor; nobody may be using the stream."""
+        self._sock.close()

@@ -1,0 +1,61 @@
+"""The frame: the one unit that travels over links.
+
+What belongs here: the header's layout and its constants. What does not: sockets.
+
+A link has two sockets. The **bulk** socket carries DATA frames, each a header with its payload
+behind it; only the training thread touches it. The **control** socket carries headers without
+payload, ABORT and GOODBYE; only the monitor reads it. Two sockets, because news of a loss must not
+queue behind megabytes that nobody reads any more.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+MAGIC: Final = 0xC0DE
+_LAYOUT: Final = struct.Struct("<HBBIQII")
+HEADER_BYTES: Final = _LAYOUT.size
+CHUNK_BYTES: Final = 256 * 1024
+"""No payload is larger: what an aborted sender owes its peer is bounded by it."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    DATA = 1
+    ABORT = 2
+    GOODBYE = 3
+
+
+class Header(NamedTuple):
+    """One header. `tag` is the plan's, `sequence` counts collectives, `chunk` frames within one.
+
+    In an ABORT, `chunk` is the lost member's index plus one (0: nobody in particular).
+    """
+
+    kind: int
+    chunk: int
+    tag: int
+    sequence: int
+    payload_bytes: int
+
+
+class BadFrame(Exception):
+    """Bytes that are no header of ours; the link is useless from here on."""
+
+
+def pack(kind: Kind, tag: int, sequence: int, chunk: int, payload_bytes: int) -> bytes:
+    """Encode a header."""
+    return _LAYOUT.pack(MAGIC, kind, 0, chunk, tag, sequence & 0xFFFFFFFF, payload_bytes)
+
+
+def unpack(buffer: bytes | bytearray, offset: int = 0) -> Header:
+    """Decode a header.
+
+    Raises:
+        BadFrame: the magic is missing or the payload is larger than a frame may be.
+    """
+    magic, kind, _flags, chunk, tag, sequence, payload_bytes = _LAYOUT.unpack_from(buffer, offset)
+    if magic != MAGIC or payload_bytes > CHUNK_BYTES:
+        raise BadFrame(f"magic {magic:#x}, payload of {payload_bytes} bytes")
+    return Header(kind, chunk, tag, sequence, payload_bytes)

@@ -1,0 +1,368 @@
+"""A group over links: prepared in the background, switched at a boundary, broken at once.
+
+What belongs here: which links a plan needs, which view of them is in force, how a group breaks and
+how the news spreads. What does not: arithmetic and tensors (delta), sockets (links).
+
+Rules. Nothing but connections is made before a switch, and a switch exchanges pointers. A break
+closes nothing between healthy peers: it marks the group, wakes the training thread and passes the
+news on, once, to every healthy peer. Only a peer's end without goodbye accuses it.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from worker.groups.bulk import BulkStream, OutOfStep, PeerMovedOn, StreamEnded, StreamFault
+from worker.groups.exchange import Exchange, Interrupted, Lane, NothingMoved
+from worker.groups.links import Link, LinkEndpoint
+from worker.groups.port import (
+    Cause,
+    CauseKind,
+    Channel,
+    GroupPlan,
+    LinkCounts,
+    Member,
+    NotPrepared,
+    PeerReset,
+    Prepared,
+    PrepareRefused,
+    Waits,
+)
+from worker.groups.trees import Tree, children_of, parent_of
+from worker.groups.wakeup import WakeUp
+
+
+def neighbours_of(index: int, size: int) -> set[int]:
+    """Whom a member has links to: at most two on the ring and three on the tree."""
+    found = {(index - 1) % size, (index + 1) % size, *children_of(index, size)}
+    parent = parent_of(index)
+    if parent is not None:
+        found.add(parent)
+    return found - {index}
+
+
+@dataclass(slots=True)
+class View:
+    """A plan with its links: what a switch puts in force."""
+
+    plan: GroupPlan
+    links: dict[int, Link]
+    direct: dict[int, Link] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> dict[int, BulkStream]:
+        """Bulk streams to the neighbours, by index."""
+        return {index: link.bulk for index, link in self.links.items()}
+
+    @property
+    def all_links(self) -> list[Link]:
+        """Collective and direct links."""
+        return [*self.links.values(), *self.direct.values()]
+
+    def index_of(self, link: Link) -> int | None:
+        """The member at the other end, if it is in the plan."""
+        wanted = (link.key.node, link.key.incarnation)
+        for index, member in enumerate(self.plan.members):
+            if member.identity == wanted:
+                return index
+        return None
+
+
+class LinkedGroup:
+    """The life of one group over an endpoint's links; subclasses add the collectives.
+
+    `direct_peers` are indices to which `prepare` also opens links for `send` and `receive`; others
+    are opened when first used. `op_timeout_s` is the backstop: no progress for so long breaks the
+    group.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: LinkEndpoint,
+        on_peer_reset: PeerReset | None = None,
+        op_timeout_s: float = 300.0,
+        direct_peers: Sequence[int] = (),
+    ) -> None:
+        self.name = name
+        self._endpoint = endpoint
+        self._on_peer_reset = on_peer_reset
+        self._direct_peers = frozenset(direct_peers)
+        self._op_timeout_s = op_timeout_s
+        self._lock = threading.RLock()
+        self._turn = threading.Lock()
+        self._view: View | None = None
+        self._tree: Tree | None = None
+        self._broken: Cause | None = None
+        self._prepared: dict[int, View] = {}
+        self._told: dict[int, int | None] = {}
+        self._accused: set[tuple[str, int]] = set()
+        self._held: dict[int, Link] = {}
+        self._counts = LinkCounts()
+        self._released_bytes = [0, 0]
+        self._sequence = 0
+        self._wake = WakeUp()
+        self._exchange = Exchange(self._wake, lambda: self._broken is not None, op_timeout_s)
+        endpoint.register(name, self)
+
+    # --- what is in force -------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> GroupPlan | None:
+        """The plan in force; None before the first switch."""
+        view = self._view
+        return view.plan if view else None
+
+    @property
+    def broken(self) -> Cause | None:
+        """Why results are no longer valid, until the next switch."""
+        return self._broken
+
+    @property
+    def counts(self) -> LinkCounts:
+        """Links and bytes so far."""
+        with self._lock:
+            counts = self._counts
+            held = [link.bulk for link in self._held.values()]
+            counts.sent_bytes = self._released_bytes[0] + sum(one.sent_bytes for one in held)
+            received = sum(one.received_bytes for one in held)
+            counts.received_bytes = self._released_bytes[1] + received
+            return counts
+
+    def waits(self) -> Waits:
+        """Where the time went since the last reset."""
+        return self._exchange.waits
+
+    def reset_waits(self) -> None:
+        """Start counting afresh."""
+        self._exchange.waits = Waits()
+
+    # --- prepare, switch --------------------------------------------------------------------------
+
+    def prepare(self, plan: GroupPlan, deadline_s: float) -> Prepared:
+        """Open the links that `plan` needs and this member lacks; may run beside collectives.
+
+        Raises:
+            PrepareRefused: a neighbour cannot be linked in time, or the plan is not for us.
+        """
+        started = time.monotonic()
+        self._check_plan(plan)
+        peers = neighbours_of(plan.me, plan.size)
+        links = self._endpoint.ensure(plan, peers, Channel.COLLECTIVE, deadline_s)
+        left_s = max(0.0, deadline_s - (time.monotonic() - started))
+        wanted = self._direct_peers - {plan.me}
+        direct = self._endpoint.ensure(plan, wanted, Channel.DIRECT, left_s)
+        with self._lock:
+            view = View(plan, links, direct)
+            self._prepared[plan.tag] = view
+            opened = self._hold(view.all_links, plan.transition)
+        kept = len(view.all_links) - opened
+        return Prepared(plan.tag, opened, kept, time.monotonic() - started)
+
+    def _check_plan(self, plan: GroupPlan) -> None:
+        me = plan.members[plan.me]
+        ours = self._endpoint.identity
+        if plan.name != self.name or plan.job != ours.job:
+            raise PrepareRefused(f"plan is for {plan.job}/{plan.name}", None)
+        if me.identity != (ours.node, ours.incarnation):
+            raise PrepareRefused(f"{plan.name}: index {plan.me} is {me}, which is not us", None)
+        current = self.plan
+        if current is not None and plan.tag <= current.tag:
+            raise PrepareRefused(f"{plan.name}: plan is not newer than the one in force", None)
+
+    def _hold(self, links: list[Link], transition: int) -> int:
+        """Count the links that this group did not hold yet."""
+        fresh = {link.serial: link for link in links if link.serial not in self._held}
+        self._held.update(fresh)
+        if fresh:
+            by = self._counts.opened_by_transition
+            by[transition] = by.get(transition, 0) + len(fresh)
+            self._counts.opened += len(fresh)
+        return len(fresh)
+
+    def _release(self, wanted: set[int], transition: int) -> None:
+        """Let go of every held link that is not `wanted` (by serial), and retire it."""
+        for serial in [serial for serial in self._held if serial not in wanted]:
+            link = self._held.pop(serial)
+            self._released_bytes[0] += link.bulk.sent_bytes
+            self._released_bytes[1] += link.bulk.received_bytes
+            by = self._counts.closed_by_transition
+            by[transition] = by.get(transition, 0) + 1
+            self._counts.closed += 1
+        links = self._endpoint.links_of(self.name)
+        self._endpoint.retire(link for link in links if link.serial not in wanted)
+
+    def switch(self, plan: GroupPlan) -> None:
+        """Put a prepared plan in force; frees links that it does not want in the background.
+
+        Raises:
+            NotPrepared: `plan` was not prepared.
+        """
+        with self._turn, self._lock:
+            view = self._prepared.pop(plan.tag, None)
+            if view is None or view.plan != plan:
+                raise NotPrepared(f"{self.name}: epoch {plan.epoch} was not prepared")
+            self._prepared = {tag: one for tag, one in self._prepared.items() if tag > plan.tag}
+            self._view = view
+            self._tree = Tree(plan.me, plan.size, view.streams)
+            self._sequence = 0
+            self._broken = None
+            self._wake.clear()
+            told = {tag: index for tag, index in self._told.items() if tag >= plan.tag}
+            self._told = told
+            self._keep_direct(view)
+            views = [view, *self._prepared.values()]
+            wanted = {link.serial for one in views for link in one.all_links}
+            self._release(wanted, plan.transition)
+            cause = self._already_broken(view)
+        if cause is not None:
+            self.abort(cause)
+
+    def _keep_direct(self, view: View) -> None:
+        for link in self._endpoint.links_of(self.name):
+            index = view.index_of(link)
+            if link.key.channel is Channel.DIRECT and index is not None and link.usable:
+                view.direct.setdefault(index, link)
+
+    def _already_broken(self, view: View) -> Cause | None:
+        if view.plan.tag in self._told:
+            return Cause(CauseKind.TOLD, self._told[view.plan.tag])
+        for index, link in view.links.items():
+            if not link.usable:
+                return Cause(self._end_kind(link), index, "before the switch")
+        return None
+
+    # --- breaking ---------------------------------------------------------------------------------
+
+    def abort(self, cause: Cause) -> None:
+        """Break the group at once; a blocked rank returns, and peers hear of it."""
+        with self._lock:
+            view = self._view
+            if view is None:
+                return
+            if self._broken is not None:
+                self._refine(cause)
+                return
+            self._broken = cause
+            self._wake.signal()
+        self._endpoint.wake()
+        for link in view.all_links:
+            if not link.has_ended and not link.retiring:
+                self._endpoint.say_abort(link, view.plan.tag, cause.index)
+
+    def _refine(self, cause: Cause) -> None:
+        """Replace `link failed` by what the monitor found out a moment later."""
+        known = self._broken
+        if known is None or known.kind is not CauseKind.LINK_FAILED or known.index != cause.index:
+            return
+        if cause.kind in (CauseKind.PEER_RESET, CauseKind.PEER_LEFT):
+            self._broken = cause
+
+    def close(self) -> None:
+        """Leave in order: say goodbye on this group's links. The endpoint lives on."""
+        with self._lock:
+            if self._view is not None and self._broken is None:
+                self._broken = Cause(CauseKind.CLOSED)
+                self._wake.signal()
+            self._prepared.clear()
+            self._release(set(), self.plan.transition if self.plan else 0)
+
+    def link_reset(self, link: Link) -> None:
+        """The peer's process ended: report it, and break if it is in the plan in force."""
+        view = self._view
+        index = view.index_of(link) if view is not None else None
+        if view is not None and index is not None:
+            self.abort(Cause(CauseKind.PEER_RESET, index, str(view.plan.members[index])))
+        identity = (link.key.node, link.key.incarnation)
+        if self._on_peer_reset is None or identity in self._accused:
+            return
+        self._accused.add(identity)
+        self._on_peer_reset(self._member(identity), self.name)
+
+    def _member(self, identity: tuple[str, int]) -> Member:
+        with self._lock:
+            views = [*self._prepared.values(), *([self._view] if self._view else [])]
+        for view in views:
+            for member in view.plan.members:
+                if member.identity == identity:
+                    return member
+        return Member(-1, -1, identity[0], identity[1], "", 0)
+
+    def link_left(self, link: Link) -> None:
+        """A goodbye breaks nothing by itself: the peer may have finished what we still compute."""
+
+    def link_abort(self, link: Link, tag: int, index: int | None) -> None:
+        """A peer's group broke: so does ours, now or as soon as we are at that plan."""
+        with self._lock:
+            current = self.plan
+            if current is None or tag > current.tag:
+                self._told.setdefault(tag, index)
+                return
+            if tag < current.tag:
+                return
+        self.abort(Cause(CauseKind.TOLD, index, f"by {link.key.node}.{link.key.incarnation}"))
+
+    # --- running collectives ----------------------------------------------------------------------
+
+    def _stamp(self) -> tuple[int, int]:
+        """What the next collective's frames carry: tag and sequence."""
+        assert self._view is not None
+        self._sequence += 1
+        return (self._view.plan.tag, self._sequence)
+
+    def _run(self, lanes: Sequence[Lane]) -> bool:
+        """Run one collective's lanes; False when the group is or becomes broken."""
+        try:
+            self._exchange.run(lanes)
+            return True
+        except Interrupted:
+            pass
+        except StreamFault as fault:
+            self.abort(self._cause_of(fault))
+        except NothingMoved as error:
+            self.abort(Cause(CauseKind.TIMED_OUT, self._index_of_fd(error.fds), str(error)))
+        except BaseException:
+            self.abort(Cause(CauseKind.ABORTED, None, "interrupted in the middle of a collective"))
+            self._abandon()
+            raise
+        self._abandon()
+        return False
+
+    def _abandon(self) -> None:
+        assert self._view is not None
+        for link in self._view.all_links:
+            link.bulk.abandon_send()
+            link.bulk.abandon_receive()
+
+    def _index_of_fd(self, fds: list[int]) -> int | None:
+        assert self._view is not None
+        for index, link in self._view.links.items():
+            if link.bulk.want_read[0] in fds:
+                return index
+        return None
+
+    def _cause_of(self, fault: StreamFault) -> Cause:
+        assert self._view is not None
+        for index, link in [*self._view.links.items(), *self._view.direct.items()]:
+            if link.bulk is fault.stream:
+                return self._blame(fault, index, link)
+        return Cause(CauseKind.LINK_FAILED, None, str(fault))
+
+    def _blame(self, fault: StreamFault, index: int, link: Link) -> Cause:
+        match fault:
+            case StreamEnded():
+                self._endpoint.suspect(link)
+                return Cause(self._end_kind(link), index, str(fault))
+            case PeerMovedOn():
+                return Cause(CauseKind.ABORTED, None, str(fault))
+            case OutOfStep():
+                return Cause(CauseKind.DESYNCHRONISED, index, str(fault))
+            case _:
+                return Cause(CauseKind.LINK_FAILED, index, str(fault))
+
+    @staticmethod
+    def _end_kind(link: Link) -> CauseKind:
+        if link.has_left:
+            return CauseKind.PEER_LEFT
+        return CauseKind.PEER_RESET if link.has_ended else CauseKind.LINK_FAILED

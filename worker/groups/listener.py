@@ -1,0 +1,180 @@
+"""Where peers knock: one listening socket per training process, one thread, many hellos at once.
+
+What belongs here: accepting connections and carrying out the listener's half of a hello without
+ever waiting for one dialer. What does not: what becomes of a connection once it is welcome.
+
+A dialer that is slow, silent or hostile costs one descriptor for `HELLO_DEADLINE_S`, nothing more.
+"""
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from worker.groups import hello
+from worker.groups.hello import Claim, Verdict
+from worker.groups.wakeup import WakeUp
+
+HELLO_DEADLINE_S: Final = 5.0
+_PENDING_MAX: Final = 512
+
+Welcome = Callable[[Claim, socket.socket], None]
+
+
+@dataclass(slots=True)
+class _Pending:
+    sock: socket.socket
+    challenge: bytes
+    ends_at: float
+    received: bytearray = field(default_factory=bytearray)
+
+
+class LinkListener:
+    """Accepts connections for one incarnation.
+
+    `judge` decides whether a proven claim is for us; `welcome` takes over the socket, on the
+    listener's thread. `refused` counts hellos turned away, by verdict name.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        secret: bytes,
+        judge: Callable[[Claim], Verdict],
+        welcome: Welcome,
+    ) -> None:
+        self._secret = secret
+        self._judge = judge
+        self._welcome = welcome
+        self.refused: Counter[str] = Counter()
+        self._sock = socket.create_server((host, 0), backlog=256)
+        self._sock.setblocking(False)
+        self.address: tuple[str, int] = self._sock.getsockname()[:2]
+        self._wake = WakeUp()
+        self._stopping = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._sock, selectors.EVENT_READ)
+        self._selector.register(self._wake.fd, selectors.EVENT_READ)
+        self._pending: dict[int, _Pending] = {}
+        self._thread = threading.Thread(target=self._run, name="link-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop accepting; connections that were welcomed live on."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._wake.signal()
+        self._thread.join()
+        for pending in list(self._pending.values()):
+            self._drop(pending)
+        self._selector.close()
+        self._sock.close()
+
+    def abandon(self) -> None:
+        """Close descriptors only: for a forked child, which must not keep our sockets alive."""
+        with contextlib.suppress(OSError):
+            self._sock.close()
+        for pending in self._pending.values():
+            pending.sock.close()
+
+    # --- the listener's thread --------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            for key, _ in self._selector.select(1.0 if self._pending else None):
+                if key.fileobj is self._sock:
+                    self._accept()
+                elif key.fd in self._pending:
+                    self._advance(self._pending[key.fd])
+            self._expire()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:  # nothing more for now, or the dialer is already gone
+                return
+            if len(self._pending) >= _PENDING_MAX:
+                self._count(Verdict.SHUTTING_DOWN)
+                sock.close()
+                continue
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            message, challenge = hello.greeting()
+            pending = _Pending(sock, challenge, time.monotonic() + HELLO_DEADLINE_S)
+            self._pending[sock.fileno()] = pending
+            self._selector.register(sock, selectors.EVENT_READ)
+            self._say(pending, message)
+
+    def _advance(self, pending: _Pending) -> None:
+        try:
+            part = pending.sock.recv(8192)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        if not part:
+            self._drop(pending)
+            return
+        pending.received += part
+        try:
+            found = hello.parse(bytes(pending.received))
+        except ValueError:
+            self._refuse(pending, None, Verdict.MALFORMED)
+            return
+        if found is not None:
+            self._decide(pending, found)
+
+    def _decide(self, pending: _Pending, found: hello.Hello) -> None:
+        if not hello.check(self._secret, pending.challenge, found):
+            self._refuse(pending, found, Verdict.BAD_PROOF)
+            return
+        try:
+            claim = Claim.decode(found.raw_claim)
+        except ValueError:
+            self._refuse(pending, found, Verdict.MALFORMED)
+            return
+        verdict = self._judge(claim)
+        if verdict is not Verdict.WELCOME:
+            self._refuse(pending, found, verdict)
+            return
+        if self._say(pending, hello.answer(self._secret, pending.challenge, found, verdict)):
+            self._forget(pending)
+            self._welcome(claim, pending.sock)
+
+    def _refuse(self, pending: _Pending, found: hello.Hello | None, verdict: Verdict) -> None:
+        self._count(verdict)
+        if self._say(pending, hello.answer(self._secret, pending.challenge, found, verdict)):
+            self._drop(pending)
+
+    def _count(self, verdict: Verdict) -> None:
+        self.refused[verdict.name.lower()] += 1
+
+    def _say(self, pending: _Pending, message: bytes) -> bool:
+        """Send a short message: it fits a new connection's empty buffer, or the peer is gone."""
+        try:
+            pending.sock.sendall(message)
+        except OSError:
+            self._drop(pending)
+            return False
+        return True
+
+    def _forget(self, pending: _Pending) -> None:
+        self._selector.unregister(pending.sock)
+        del self._pending[pending.sock.fileno()]
+
+    def _drop(self, pending: _Pending) -> None:
+        if pending.sock.fileno() in self._pending:
+            self._forget(pending)
+        pending.sock.close()
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for pending in [one for one in self._pending.values() if one.ends_at < now]:
+            self._drop(pending)
