@@ -1,0 +1,91 @@
+"""What a transfer receives into: the destination image, and the chunks that are still missing.
+
+Rules of this file: bookkeeping shared by the threads of one transfer; every method may be called
+from any of them. No sockets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from worker.transfer.errors import ImageRefused
+from worker.transfer.image import ChunkMap, ImageHeader, StateImage
+
+
+class Destination:
+    """The image being received. The first header that fits decides; later ones must equal it."""
+
+    def __init__(self, into: StateImage | Callable[[ImageHeader], StateImage]) -> None:
+        self._into = into
+        self._adopting = threading.Lock()
+        self._header: bytes | None = None
+        self.image: StateImage | None = None
+        self.pool: ChunkPool | None = None
+
+    def adopt(self, encoded: bytes) -> ChunkPool:
+        """The pool of chunks to fill for this header; raises ImageRefused if it does not fit."""
+        with self._adopting:
+            if self.pool is None:
+                self.image = self._made_for(ImageHeader.decoded(encoded))
+                self._header = encoded
+                self.pool = ChunkPool(ChunkMap(self.image))
+            elif encoded != self._header:
+                raise ImageRefused("has another state than the source that answered first")
+            return self.pool
+
+    def _made_for(self, header: ImageHeader) -> StateImage:
+        made = self._into if isinstance(self._into, StateImage) else self._into(header)
+        made.require_same_specs(header.specs)
+        return StateImage(made.tensors, header.meta)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk has arrived and was verified."""
+        return self.pool is not None and self.pool.complete
+
+
+class ChunkPool:
+    """Chunks that nobody has been asked for yet."""
+
+    def __init__(self, chunks: ChunkMap) -> None:
+        self.chunks = chunks
+        self._free = deque(range(chunks.count))
+        self._missing = chunks.count
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk has arrived and was verified."""
+        return self._missing == 0
+
+    def take(self, *, wait: bool) -> int | None:
+        """The next chunk to ask for. Waiting, None means that there will not be another one."""
+        with self._changed:
+            while wait and not (self._free or self._stopped or self.complete):
+                self._changed.wait()
+            return None if self._stopped or not self._free else self._free.popleft()
+
+    def give_back(self, indices: Sequence[int], *, last: bool = False) -> None:
+        """Return chunks that did not arrive, to the front, or to the end for others to try."""
+        with self._changed:
+            if last:
+                self._free.extend(indices)
+            else:
+                self._free.extendleft(reversed(indices))
+            self._changed.notify_all()
+
+    def arrived(self) -> None:
+        """Count one chunk as received and verified."""
+        with self._changed:
+            self._missing -= 1
+            if self.complete:
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Let nobody take another chunk."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
