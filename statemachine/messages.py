@@ -127,6 +127,15 @@ class PeerGone(Message, frozen=True, tag=True):
     step: int
 
 
+class Parked(Message, frozen=True, tag=True):
+    """Heard of an unplanned transition, and out of every collective: the abort did not hang.
+
+    Said before `Prepared`, which may take longer: links wait for the peers at their other ends.
+    """
+
+    transition: TransitionId
+
+
 class Prepared(Message, frozen=True, tag=True):
     """Every link is there; if the transition is unplanned, this process is parked as reported."""
 
@@ -181,7 +190,16 @@ class Finished(Message, frozen=True, tag=True):
 
 ToWorker = Hello | Rehearse | Prepare | Commit | Cancel | Release | Stop
 FromWorker = (
-    Ready | Rehearsed | PeerGone | Prepared | Refused | Applied | Resumed | Window | Finished
+    Ready
+    | Rehearsed
+    | PeerGone
+    | Parked
+    | Prepared
+    | Refused
+    | Applied
+    | Resumed
+    | Window
+    | Finished
 )
 
 _TO: Final = msgspec.msgpack.Decoder(ToWorker)

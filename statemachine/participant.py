@@ -197,7 +197,7 @@ def on_message(me: Participant, said: m.FromWorker) -> Outcome:  # noqa: PLR0911
             return me, (Submit(_resumed(me, said)),)
         case m.Finished():
             return me, (Submit(_finished(me, said)),)
-        case m.Window():
+        case m.Window() | m.Parked():
             return me, ()
 
 

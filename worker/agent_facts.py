@@ -1,0 +1,134 @@
+"""What a node states, in order and without being waited for; and its vitals, newest only.
+
+What belongs here: the way from the agent's loops to its session while the store may be away. What
+is stated, and when, does not.
+
+Rules. A fact keeps the time at which it was observed, is made durable before the next one, and is
+never dropped: facts are few (a handful per transition), so an outage cannot pile up more than
+memory holds. Vitals are many, so only the newest window waits. Being fenced ends both; a lease that
+merely ended pauses them until the session is established again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import anyio
+
+from controlplane.eventlog import (
+    EventLogError,
+    LeaseLost,
+    NodeSession,
+    NoSpace,
+    Reread,
+    Retry,
+)
+from statemachine.codec import encode_event
+from statemachine.errors import EventTooLarge
+from statemachine.events import AnyEvent
+
+log = logging.getLogger("worker.agent")
+
+PAUSES_S: Final = (0.02, 0.1, 0.5, 1.0)
+"""Pauses between tries while the store is away; the last one repeats."""
+
+VITALS_BUDGET_S: Final = 2.0
+"""Seconds after which a window of vitals that could not be put is given up."""
+
+
+class FactQueue:
+    """Facts of one incarnation that wait to be stated. `now_ms` gives Unix time."""
+
+    def __init__(self, session: NodeSession, now_ms: Callable[[], int]) -> None:
+        self._session = session
+        self._now_ms = now_ms
+        self._waiting: deque[tuple[AnyEvent, int]] = deque()
+        self._wake = anyio.Event()
+        self._empty = anyio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        """Facts that are not known to be durable."""
+        return len(self._waiting)
+
+    def put(self, event: AnyEvent) -> None:
+        """Let a fact be stated, observed now."""
+        try:
+            encode_event(event)
+        except EventTooLarge as error:
+            log.error("not stated: %s", error)
+            return
+        self._waiting.append((event, self._now_ms()))
+        if self._empty.is_set():
+            self._empty = anyio.Event()
+        self._wake.set()
+
+    async def drained(self) -> None:
+        """Wait until every fact is durable."""
+        await self._empty.wait()
+
+    async def run(self) -> NoReturn:
+        """State facts until cancelled.
+
+        Raises:
+            Fenced: this incarnation was declared lost.
+            EventLogError: the store refuses for good.
+        """
+        tries = 0
+        while True:
+            if not self._waiting:
+                self._empty.set()
+                self._wake = anyio.Event()
+                await self._wake.wait()
+            event, at_ms = self._waiting[0]
+            try:
+                await self._session.submit(event, at_ms)
+            except (LeaseLost, Retry, Reread, NoSpace) as error:
+                self._report(tries, error)
+                await anyio.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+                tries += 1
+                continue
+            log.info("stated %s (%d)", type(event).__name__, self._session.counter)
+            tries = 0
+            self._waiting.popleft()
+
+    def _report(self, tries: int, error: EventLogError) -> None:
+        if tries == len(PAUSES_S) - 1:  # an outage, not a hiccup; said once
+            log.warning("%d facts wait: %s", len(self._waiting), error)
+
+
+class VitalsOutlet:
+    """The newest window of vitals, on its way to the store."""
+
+    def __init__(self, session: NodeSession) -> None:
+        self._session = session
+        self._newest: bytes | None = None
+        self._wake = anyio.Event()
+        self.dropped = 0
+        """Windows that never reached the store."""
+
+    def put(self, value: bytes) -> None:
+        """Replace what waits."""
+        self.dropped += self._newest is not None
+        self._newest = value
+        self._wake.set()
+
+    async def run(self) -> NoReturn:
+        """Put windows until cancelled; raises as `FactQueue.run` does."""
+        while True:
+            if self._newest is None:
+                self._wake = anyio.Event()
+                await self._wake.wait()
+            value, self._newest = self._newest, None
+            assert value is not None
+            put = False
+            try:
+                with anyio.move_on_after(VITALS_BUDGET_S):
+                    await self._session.put_vitals(value)
+                    put = True
+            except (LeaseLost, Retry, Reread, NoSpace):
+                await anyio.sleep(PAUSES_S[-1])
+            self.dropped += not put
