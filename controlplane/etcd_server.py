@@ -12,17 +12,20 @@ and election are short because a lone server needs to convince nobody: it starts
 from __future__ import annotations
 
 import argparse
+import http.client
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import anyio
+import anyio.to_thread
 
 from controlplane.etcd_binary import EtcdBinary, EtcdMissing, default_folder, ensure_etcd
 
@@ -129,14 +132,19 @@ class EtcdServer:
         """
         self.spawn()
         try:
-            with anyio.move_on_after(START_S):
-                await self._healthy()
-                return
-            msg = f"etcd did not answer within {START_S:g} s: {self._last_words()}"
-            raise EtcdServerError(msg)
+            await anyio.to_thread.run_sync(self._wait_healthy, abandon_on_cancel=True)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.stop()
+            raise
+
+    def start_blocking(self) -> None:
+        """Do what `start` does where no event loop can help."""
+        self.spawn()
+        try:
+            self._wait_healthy()
+        except BaseException:
+            self.stop_blocking()
             raise
 
     def spawn(self) -> None:
@@ -172,24 +180,28 @@ class EtcdServer:
             command += ["--quota-backend-bytes", str(self._quota_bytes)]
         return command + list(self._extra)
 
-    async def _healthy(self) -> None:
-        """Return once a linearizable read works."""
-        running = self._running
-        assert running is not None
-        while True:
-            if running.poll() is not None:
-                msg = f"etcd ended with code {running.returncode}: {self._last_words()}"
+    def _wait_healthy(self) -> None:
+        give_up_at = time.monotonic() + START_S
+        while not self.is_healthy():
+            code = self._running.poll() if self._running else 0
+            if code is not None:
+                msg = f"etcd ended with code {code}: {self._last_words()}"
                 raise EtcdServerError(msg)
-            with suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError):
-                async with await anyio.connect_tcp(_LOOPBACK, self._port) as stream:
-                    await stream.send(b"GET /health HTTP/1.0\r\n\r\n")
-                    answer = b""
-                    with suppress(anyio.EndOfStream):
-                        while True:
-                            answer += await stream.receive()
-                    if b'"health":"true"' in answer:
-                        return
-            await anyio.sleep(0.02)
+            if time.monotonic() >= give_up_at:
+                msg = f"etcd did not answer within {START_S:g} s: {self._last_words()}"
+                raise EtcdServerError(msg)
+            time.sleep(0.02)
+
+    def is_healthy(self) -> bool:
+        """Ask whether a linearizable read works; blocks for a second at most."""
+        asking = http.client.HTTPConnection(_LOOPBACK, self._port, timeout=1)
+        try:
+            asking.request("GET", "/health")
+            return b'"health":"true"' in asking.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            asking.close()
 
     def _last_words(self) -> str:
         try:
@@ -201,14 +213,16 @@ class EtcdServer:
 
     async def stop(self) -> None:
         """End the server in order, then by force; idempotent."""
-        running = self._running
-        if running is None:
+        await anyio.to_thread.run_sync(self.stop_blocking)
+
+    def stop_blocking(self) -> None:
+        """Do what `stop` does where no event loop can help."""
+        if self._running is None:
             return
         self.resume()
         self._signal(signal.SIGTERM)
-        with anyio.move_on_after(_STOP_S):
-            while running.poll() is None:  # noqa: ASYNC110 - the end of a process is no event
-                await anyio.sleep(0.01)
+        with suppress(subprocess.TimeoutExpired):
+            self._running.wait(_STOP_S)
         self.kill()
 
     def kill(self) -> None:

@@ -1,0 +1,43 @@
+"""What every test may ask for: a real etcd, one for the whole run, and names of one's own."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.etcd_binary import EtcdBinary, find_etcd
+from controlplane.etcd_server import EtcdServer
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def etcd_binary() -> EtcdBinary:
+    """The etcd program of this environment; `make env` brings one."""
+    return find_etcd()
+
+
+@pytest.fixture(scope="session")
+def etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """A running etcd that tests share. Leave it running, and keep to a fleet name of your own."""
+    server = EtcdServer(etcd_binary, tmp_path_factory.mktemp("etcd"))
+    server.start_blocking()
+    yield server
+    server.stop_blocking()
+
+
+@pytest.fixture
+def own_etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
+    """A running etcd of this test alone, to be killed and frozen at will."""
+    server = EtcdServer(etcd_binary, tmp_path)
+    server.start_blocking()
+    yield server
+    server.stop_blocking()
+
+
+@pytest.fixture
+def fleet() -> str:
+    """A fleet name that no other test of this run uses."""
+    return f"t{os.getpid()}-{next(_NUMBERS)}"

@@ -1,0 +1,227 @@
+"""One suite, two stores. `world` is a store together with the faults it can be made to suffer.
+
+For the store in memory faults are injected; for etcd they are real: a relay stands between client
+and server, and cuts, swallows and delays what passes through it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol, cast
+
+import anyio
+import pytest
+import pytest_asyncio
+
+from controlplane.etcd_server import EtcdServer
+from controlplane.eventlog import Batch, EventLog, Leadership, open_store
+from controlplane.eventlog.items import InboxItem
+from controlplane.eventlog.memory import MemoryStore
+from controlplane.eventlog.store import Store
+from statemachine.codec import sequence
+from statemachine.events import LeaseExpired
+from statemachine.ids import Incarnation, NodeId, Position
+
+TTL_S = 1.0
+"""Short lease; etcd counts whole seconds, and looks for expired ones twice a second."""
+
+
+class World(Protocol):
+    """A store, and what can go wrong with it."""
+
+    store: Store
+
+    async def lose_next_answer(self) -> None:
+        """Let the next write be applied and its answer be lost."""
+
+    async def cut_watches(self) -> None:
+        """Break what carries the open watches."""
+
+    async def lead_astray(self) -> None:
+        """Let the store fall silent: nothing is refused, nothing is answered."""
+
+    async def bring_back(self) -> None:
+        """End what `lead_astray` began."""
+
+
+class MemoryWorld:
+    """A store in memory and its injected faults."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryStore()
+        self.store: Store = self.memory
+
+    async def lose_next_answer(self) -> None:
+        self.memory.faults.lose_answers = 1
+
+    async def cut_watches(self) -> None:
+        self.memory.drop_watches()
+
+    async def lead_astray(self) -> None:
+        self.memory.faults.away = True
+
+    async def bring_back(self) -> None:
+        self.memory.faults.away = False
+
+
+class Relay:
+    """Stands between a client and etcd on loopback, and misbehaves when told to."""
+
+    def __init__(self, port: int) -> None:
+        self.port = 0
+        self.lose_answer = False
+        self.silent = False
+        self.connections = 0
+        self._behind = port
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked = False
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            behind = await asyncio.open_connection("127.0.0.1", self._behind)
+            self._writers |= {writer, behind[1]}
+            both = (self._pass_on(reader, behind[1], back=False),)
+            await asyncio.gather(*both, self._pass_on(behind[0], writer, back=True))
+        except (OSError, asyncio.CancelledError):
+            return
+        finally:
+            self._tasks.discard(task)
+            for each in (writer, *(w for w in list(self._writers) if w is writer)):
+                each.transport.abort()
+                self._writers.discard(each)
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, back: bool
+    ) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(65536):
+                while self.silent:  # noqa: ASYNC110 - a flag is set from many places
+                    await asyncio.sleep(0.005)
+                if self.lose_answer and not back:
+                    self._asked = True
+                elif self.lose_answer and self._asked:
+                    self.lose_answer = self._asked = False
+                    self.cut()
+                    return
+                writer.write(chunk)
+                await writer.drain()
+        writer.transport.abort()
+
+
+class EtcdWorld:
+    """A real etcd behind a relay."""
+
+    def __init__(self, store: Store, relay: Relay) -> None:
+        self.store = store
+        self.relay = relay
+
+    async def lose_next_answer(self) -> None:
+        self.relay.lose_answer = True
+
+    async def cut_watches(self) -> None:
+        self.relay.cut()
+
+    async def lead_astray(self) -> None:
+        self.relay.silent = True
+
+    async def bring_back(self) -> None:
+        self.relay.silent = False
+
+
+@pytest_asyncio.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """A store and its faults: in memory, then real."""
+    if request.param == "memory":
+        yield MemoryWorld()
+        return
+    server = cast("EtcdServer", request.getfixturevalue("etcd"))
+    relay = Relay(int(server.url.rsplit(":", 1)[1]))
+    await relay.open()
+    store = await open_store(f"http://127.0.0.1:{relay.port}")
+    yield EtcdWorld(store, relay)
+    await store.aclose()
+    await relay.close()
+
+
+@pytest.fixture
+def store(world: World) -> Store:
+    """The store of this world."""
+    return world.store
+
+
+@pytest.fixture
+def log(store: Store, fleet: str) -> EventLog:
+    """The log of a fleet that nobody else uses."""
+    return EventLog(store, fleet)
+
+
+@pytest.fixture
+def root(fleet: str) -> bytes:
+    """A prefix that nobody else uses."""
+    return f"/test/{fleet}/".encode()
+
+
+def fact(number: int) -> LeaseExpired:
+    """A small event that carries a number."""
+    return LeaseExpired(node=NodeId("n0"), incarnation=Incarnation(number))
+
+
+@pytest.fixture(name="fact")
+def fact_fixture() -> Callable[[int], LeaseExpired]:
+    """Makes small events that carry a number."""
+    return fact
+
+
+Sequencer = Callable[[Leadership, tuple[InboxItem, ...]], Awaitable[Position]]
+
+
+@pytest.fixture
+def sequence_all() -> Sequencer:
+    """Gives facts their place in the log, as a controller does."""
+
+    async def run(leadership: Leadership, items: tuple[InboxItem, ...]) -> Position:
+        start = leadership.head + 1
+        entries = tuple(
+            sequence(item.raw, Position(start + number), 7) for number, item in enumerate(items)
+        )
+        return await leadership.append(
+            Batch(after=leadership.head, entries=entries, consumed=items)
+        )
+
+    return run
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]:
+    """Waits, with a bound, until something holds; asks again every few milliseconds."""
+
+    async def wait(holds: Callable[[], Awaitable[bool]]) -> None:
+        with anyio.fail_after(10):
+            while not await holds():  # noqa: ASYNC110 - what is waited for has no event
+                await anyio.sleep(0.01)
+
+    return wait
