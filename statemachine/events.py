@@ -391,6 +391,7 @@ class StepResumed(Event, frozen=True, tag=True):
     step: int
     step_ms: float
     committed_at_ms: float = 0.0
+    previous_at_ms: float = 0.0
 
 
 # --- leaving, sweeping, returning -------------------------------------------------------------

@@ -172,6 +172,7 @@ class Resumed(Message, frozen=True, tag=True):
     step: int
     step_ms: float
     committed_at_ms: float
+    previous_at_ms: float = 0.0
 
 
 class Window(Message, frozen=True, tag=True):

@@ -315,6 +315,7 @@ def _resumed(me: Participant, said: m.Resumed) -> e.StepResumed:
         step=said.step,
         step_ms=said.step_ms,
         committed_at_ms=said.committed_at_ms,
+        previous_at_ms=said.previous_at_ms,
     )
 
 

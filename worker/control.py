@@ -1,0 +1,299 @@
+"""The training process's ear: a thread that hears the agent while the training thread computes.
+
+What belongs here: what may happen beside the training thread. Preparing links, abandoning groups
+whose member is lost, freeing a transfer. What may not: switching a group, touching a tensor,
+moving the step. Those are the training thread's, at a boundary (`worker.loop`).
+
+Theory of operation. The training thread is either computing or *parked* (it says where with a
+`Report`). An unplanned preparation is answered once its links are there and the thread is parked,
+whichever comes last. A planned one is answered as soon as the links are there.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from statemachine import messages as m
+from statemachine.events import Motive, Report
+from statemachine.ids import JobId, NodeId, TransitionId
+from statemachine.layout import Layout
+from worker.channel import Channel, ChannelClosed
+from worker.groups.managed import ManagedGroup
+from worker.groups.port import Cause, CauseKind, PrepareRefused
+from worker.seat import Seat, seat_of
+
+log = logging.getLogger("worker.control")
+
+
+class AgentGone(Exception):
+    """The agent ended: this process trains for nobody and must stop."""
+
+
+Order = m.Rehearse | m.Commit | m.Release | m.Stop
+
+
+@dataclass
+class _Preparation:
+    """One transition as far as it got here."""
+
+    message: m.Prepare
+    seat: Seat | None
+    heard_at_s: float
+    links_opened: int = 0
+    took_ms: float = 0.0
+    ready: bool = False
+    answered: bool = False
+    quiesce_ms: float = 0.0
+
+
+@dataclass
+class Control:
+    """What the agent said, for the training thread to take at its boundaries."""
+
+    channel: Channel
+    job: JobId
+    layout: Layout
+    local_rank: int
+    groups: dict[str, ManagedGroup]
+    seat: Callable[[], Seat | None]
+    """The seat in force, read from any thread."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    interrupt: threading.Event = field(default_factory=threading.Event)
+    """Set while an unplanned transition is pending: whatever waits for a peer must come back."""
+    gone: bool = False
+    _orders: list[Order] = field(default_factory=list)
+    _preparation: _Preparation | None = None
+    _parked: Report | None = None
+    _parked_at_s: float = 0.0
+
+    def start(self) -> None:
+        """Begin to listen."""
+        threading.Thread(target=self._listen, name="control", daemon=True).start()
+
+    # --- for the training thread --------------------------------------------------------------
+
+    def committed(self) -> TransitionId:
+        """The planned transition that may be committed at the next vote; 0 if there is none."""
+        with self.changed:
+            found = self._planned_commit()
+            return found.transition if found is not None else TransitionId(0)
+
+    def take_commit(self, transition: TransitionId) -> tuple[m.Commit, Seat | None] | None:
+        """Take the planned commit that the vote agreed on."""
+        with self.changed:
+            found = self._planned_commit()
+            if found is None or found.transition != transition:
+                return None
+            self._orders.remove(found)
+            return found, self._seat_for(transition)
+
+    def park(self, report: Report, *, holds_slot: bool) -> tuple[Order, Seat | None]:
+        """Say where this thread stands and wait for the next order.
+
+        A thread that holds a slot and parks because its step was interrupted leaves a planned
+        commit where it is: its vote never passed, and the loss is answered by another transition.
+
+        Raises:
+            AgentGone: the agent ended.
+        """
+        with self.changed:
+            self._parked, self._parked_at_s = report, time.monotonic()
+            self._answer()
+            try:
+                self.changed.wait_for(lambda: self.gone or self._next(holds_slot) is not None)
+            finally:
+                self._parked = None
+            order = self._next(holds_slot)
+            if order is None:
+                raise AgentGone("the agent is gone")
+            self._orders.remove(order)
+            if not isinstance(order, m.Commit):
+                return order, None
+            seat = self._seat_for(order.transition)
+            found = self._preparation
+            if found is not None and found.message.transition == order.transition:
+                self.interrupt.clear()
+            return order, seat
+
+    def _next(self, holds_slot: bool) -> Order | None:  # noqa: FBT001
+        for order in self._orders:
+            planned = isinstance(order, m.Commit) and order.motive is Motive.PLANNED
+            if not (planned and holds_slot):
+                return order
+        return None
+
+    def has_orders(self) -> bool:
+        """Whether an order waits to be taken."""
+        with self.changed:
+            return bool(self._orders) or self.gone
+
+    def quiesce_ms(self, transition: TransitionId) -> float:
+        """How long it took from hearing of a transition until this thread was parked."""
+        with self.changed:
+            found = self._preparation
+            return found.quiesce_ms if found and found.message.transition == transition else 0.0
+
+    def peer_reset(self, node: str, incarnation: int, kind: str) -> None:
+        """Report the end of a peer's process; called on the links' own thread."""
+        seat = self.seat()
+        group = seat.names.get(kind, kind) if seat is not None else kind
+        self._say(
+            m.PeerGone(
+                peer=NodeId(node),
+                peer_incarnation=m.Incarnation(incarnation),
+                group=group,
+                epoch=seat.epoch if seat is not None else m.Epoch(0),
+                step=-1,
+            )
+        )
+
+    # --- the listening thread -----------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._heard(self.channel.receive())
+        except ChannelClosed:
+            log.info("the agent is gone")
+        finally:
+            with self.changed:
+                self.gone = True
+                self.interrupt.set()
+                self.changed.notify_all()
+            self._abandon_all(CauseKind.CLOSED, "the agent is gone")
+
+    def _heard(self, message: m.ToWorker) -> None:
+        match message:
+            case m.Prepare():
+                self._prepare(message)
+            case m.Cancel():
+                self._cancel(message)
+            case m.Commit() | m.Rehearse() | m.Release() | m.Stop():
+                with self.changed:
+                    self._orders.append(message)
+                    self.changed.notify_all()
+            case m.Hello():
+                log.warning("the agent said hello twice")
+
+    def _prepare(self, message: m.Prepare) -> None:
+        heard_at_s = time.monotonic()
+        seat = self._seat_in(message)
+        with self.changed:
+            self._preparation = _Preparation(message, seat, heard_at_s)
+            if message.motive is Motive.UNPLANNED:
+                self._orders = [o for o in self._orders if not isinstance(o, m.Commit)]
+                self.interrupt.set()
+        if message.motive is Motive.UNPLANNED:
+            self._abandon_all(CauseKind.TOLD, f"transition {message.transition}")
+        worker = threading.Thread(
+            target=self._build, args=(message, seat), name="prepare", daemon=True
+        )
+        worker.start()
+
+    def _seat_in(self, message: m.Prepare) -> Seat | None:
+        if message.slot < 0:
+            return None
+        return seat_of(
+            self.job,
+            self.layout,
+            message.members,
+            message.slot,
+            self.local_rank,
+            message.epoch,
+            message.transition,
+        )
+
+    def _abandon_all(self, kind: CauseKind, detail: str) -> None:
+        for group in self.groups.values():
+            group.break_off(Cause(kind, None, detail))
+
+    def _build(self, message: m.Prepare, seat: Seat | None) -> None:
+        started_s = time.monotonic()
+        opened = 0
+        deadline_s = max(0.1, message.deadline_at_ms / 1000 - time.time())
+        unplanned = message.motive is not Motive.PLANNED
+        try:
+            kinds = _kinds_to_build(seat, self.seat(), everything=unplanned)
+            for kind in kinds:
+                assert seat is not None
+                opened += self.groups[kind].prepare(seat.plans[kind], deadline_s).links_opened
+        except PrepareRefused as refused:
+            blames = refused.peer.node if refused.peer is not None else ""
+            self._say(
+                m.Refused(
+                    transition=message.transition, reason=refused.reason, blames=NodeId(blames)
+                )
+            )
+            return
+        with self.changed:
+            found = self._preparation
+            if found is None or found.message.transition != message.transition:
+                return
+            found.links_opened = opened
+            found.took_ms = (time.monotonic() - started_s) * 1000
+            found.ready = True
+            self._answer()
+
+    def _answer(self) -> None:
+        """Acknowledge the preparation once all that it waits for is true (lock held)."""
+        found = self._preparation
+        if found is None or not found.ready or found.answered:
+            return
+        if found.message.motive is not Motive.PLANNED:
+            if self._parked is None:
+                return
+            found.quiesce_ms = max(0.0, self._parked_at_s - found.heard_at_s) * 1000
+        found.answered = True
+        self._say(
+            m.Prepared(
+                transition=found.message.transition,
+                links_opened=found.links_opened,
+                took_ms=found.took_ms,
+                report=self._parked if found.message.motive is not Motive.PLANNED else None,
+                quiesce_ms=found.quiesce_ms,
+            )
+        )
+
+    def _cancel(self, message: m.Cancel) -> None:
+        with self.changed:
+            found = self._preparation
+            if found is not None and found.message.transition == message.transition:
+                self._preparation = None
+            self._orders = [
+                order
+                for order in self._orders
+                if not (isinstance(order, m.Commit) and order.transition == message.transition)
+            ]
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _planned_commit(self) -> m.Commit | None:
+        for order in self._orders:
+            if isinstance(order, m.Commit) and order.motive is Motive.PLANNED:
+                return order
+        return None
+
+    def _seat_for(self, transition: TransitionId) -> Seat | None:
+        found = self._preparation
+        if found is None or found.message.transition != transition:
+            return None
+        return found.seat
+
+    def _say(self, message: m.FromWorker) -> None:
+        try:
+            self.channel.send(message)
+        except ChannelClosed:
+            log.info("the agent is gone; not said: %s", type(message).__name__)
+
+
+def _kinds_to_build(seat: Seat | None, before: Seat | None, *, everything: bool) -> list[str]:
+    """Which kinds of group a preparation builds.
+
+    After a loss every group gets a new epoch's tag, so that nothing sent in the abandoned step is
+    ever taken for something else; links between stayers are kept all the same.
+    """
+    if seat is None:
+        return []
+    return list(seat.plans) if everything else seat.changed_kinds(before)

@@ -1,0 +1,447 @@
+"""The training loop's side: the only place where an epoch may change under the user's feet.
+
+What belongs here: joining, the step iterator, the boundary vote, and what happens between two
+steps. What does not: sockets (`groups`), bytes of state (`transfer`), the agent (`control`).
+
+Theory of operation. `steps()` yields a step; the user's code computes gradients and calls
+`vote()`. The vote is a MIN over every rank of four small numbers. If it passes, every rank holds
+its gradients and applies them. If a group broke, this rank parks inside `vote()` until the control
+plane says where the job resumes: either "apply it now" (some rank saw the vote pass) or "discard
+it". Groups, weights and the step number change only between two steps, here, in `steps()`.
+
+A standby runs the same script. Until it holds a slot its groups are detached (every collective is
+local), and its steps are rehearsals whose results are thrown away.
+"""
+
+import hashlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from statemachine import messages as m
+from statemachine.events import Motive, Report
+from statemachine.ids import Epoch, Role, Slot, TransitionId
+from worker.channel import Channel, WorkerChannel
+from worker.control import Control, Order
+from worker.faults import SlowCompute
+from worker.groups.delta import DeltaGroup
+from worker.groups.links import LinkEndpoint
+from worker.groups.managed import ManagedGroup
+from worker.handover import Handover
+from worker.pulse import Pulse
+from worker.seat import Seat, layout_of
+from worker.state import TrainingState, seed_step
+from worker.warmup.sandbox import REHEARSAL_STEPS, Rehearsal
+
+log = logging.getLogger("worker.loop")
+
+WINDOW_VARIABLE = "CHANGEOVER_WINDOW_S"
+"""Environment variable: length of a window of vitals in seconds (30 unless set)."""
+
+
+class NotRegistered(Exception):
+    """`steps()` before `register()`: a joiner would have nothing to receive."""
+
+
+def join(channel: Channel | None = None) -> "Run":
+    """Join the job as this node, and return its run. Call it first in the script.
+
+    Raises:
+        NotUnderAgent: no agent started this process.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    channel = channel if channel is not None else WorkerChannel.from_environment()
+    first = channel.receive()
+    if not isinstance(first, m.Hello):
+        raise RuntimeError(f"the agent began with {type(first).__name__} instead of Hello")
+    return Run(channel, first)
+
+
+class Step:
+    """One try at one step. `index` is the step's number, 0-based and without gaps."""
+
+    def __init__(self, run: "Run", index: int, *, rehearsal: bool = False) -> None:
+        self.index = index
+        self.rehearsal = rehearsal
+        self.passed = False
+        self.voted = False
+        self.switch_to = TransitionId(0)
+        self.order: tuple[Order, Seat | None] | None = None
+        self._run = run
+
+    def vote(self, ok: bool = True) -> bool:  # noqa: FBT001, FBT002 - reads as a question with its answer
+        """Take part in the boundary vote once this step's gradients are synchronised.
+
+        True: every rank has its gradients; apply them. False: throw this step away; it is offered
+        again. `ok=False` asks all ranks to skip the update (an overflow, say).
+
+        Raises:
+            AgentGone: this node's agent ended.
+        """
+        if self.voted:
+            raise RuntimeError("step.vote() was called twice in one step")
+        self.voted = True
+        self.passed = self._run._vote(self, ok)
+        return self.passed
+
+    def record(self, loss: float) -> None:
+        """Tell whoever watches the run what the loss is; costs nothing."""
+        if not self.rehearsal:
+            self._run._pulse.record(loss)
+
+
+class Run:
+    """This process's part in a job. Made by `join`."""
+
+    def __init__(self, channel: Channel, hello: m.Hello) -> None:
+        self.node, self.incarnation = hello.node, hello.incarnation
+        self.declared = hello.declared
+        self.job = hello.declared.job
+        self.layout = layout_of(hello.declared)
+        self.seed = hello.declared.seed
+        self._secret = Path(hello.secret_path).read_bytes()
+        self._channel = channel
+        self._seat: Seat | None = None
+        self._role = Role("")
+        self._rehearsed_slot = Slot(0)
+        self._local_rank = 0
+        self._next = 0
+        self._total = 0
+        self._has_state = False
+        self._resumed: TransitionId = TransitionId(0)
+        self._committed_at_s = 0.0
+        host = "127.0.0.1"
+        endpoint = LinkEndpoint(self.job, self.node, self.incarnation, self._secret, host)
+        self._endpoint = endpoint
+        self._groups = self._make_groups()
+        self._state = TrainingState()
+        self._handover = Handover(self._secret, self.job, self.node, self.incarnation, host)
+        self._control = Control(
+            channel, self.job, self.layout, self._local_rank, self._groups, lambda: self._seat
+        )
+        self._pulse = Pulse(float(os.environ.get(WINDOW_VARIABLE, "30")), self._groups.values())
+        self._slow = SlowCompute.from_environment()
+        self._registered = False
+        self._stopped = False
+
+    def _make_groups(self) -> dict[str, ManagedGroup]:
+        sizes = {ref.name.partition("[")[0]: len(ref.ranks) for ref in self._refs(Slot(0))}
+        return {
+            kind: ManagedGroup(kind, size, self._endpoint, self._peer_reset)
+            for kind, size in sizes.items()
+            if size > 1
+        }
+
+    def _refs(self, slot: Slot) -> Any:
+        return self.layout.groups_of_rank(self.layout.ranks_of(slot)[self._local_rank])
+
+    # --- what the user asks -------------------------------------------------------------------
+
+    def group(self, kind: str) -> ManagedGroup:
+        """The process group of this rank along an axis (or of a named group), such as ``dp``.
+
+        What is inside it changes at step boundaries; the object stays.
+
+        Raises:
+            KeyError: the layout has no such group with more than one rank.
+        """
+        if kind not in self._groups:
+            known = ", ".join(self._groups) or "none"
+            raise KeyError(f"no group {kind!r} in this job's layout; its groups: {known}")
+        return self._groups[kind]
+
+    def coordinate(self, axis: str) -> int:
+        """This rank's index along an axis; in a rehearsal, that of the rehearsed slot."""
+        slot = self._seat.slot if self._seat is not None else self._rehearsed_slot
+        rank = self.layout.ranks_of(slot)[self._local_rank]
+        return self.layout.coordinates(rank)[axis]
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along an axis."""
+        return dict(self.layout.axes)[axis]
+
+    def register(
+        self, *, model: Any = None, optimizer: Any = None, data: Any = None, **extra: Any
+    ) -> None:
+        """Name what makes a run the same run: what a joiner must receive.
+
+        Raises:
+            StateRefused: a value that cannot travel without pickle, named by its key.
+        """
+        self._state.register(model=model, optimizer=optimizer, data=data, **extra)
+        self._registered = True
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """Iterate over the job's steps up to `total`; rehearsals of a standby come first.
+
+        Raises:
+            NotRegistered: `register` was not called before.
+            AgentGone: this node's agent ended.
+        """
+        if not self._registered:
+            raise NotRegistered("call run.register(model=..., optimizer=...) before run.steps()")
+        self._total = total
+        self._control.start()
+        self._say_ready()
+        try:
+            while not self._stopped:
+                if self._seat is not None and self._next < self._total:
+                    yield from self._train()
+                    continue
+                if self._seat is not None:
+                    self._finish()
+                order, seat = self._wait()
+                if isinstance(order, m.Rehearse):
+                    yield from self._rehearse(order)
+                else:
+                    self._obey(order, seat)
+        finally:
+            self._close()
+
+    def _train(self) -> Iterator[Step]:
+        step = Step(self, self._next)
+        assert self._seat is not None
+        seed_step(self.seed, step.index, self._seat.rank)
+        self._state.snapshot_volatile()
+        self._pulse.begin_step()
+        yield step
+        if not step.voted:
+            raise RuntimeError(
+                f"step {step.index} ended without step.vote(): call it once per step, after "
+                "backward and before optimizer.step()"
+            )
+        if step.passed:
+            self._committed(step)
+        else:
+            self._state.rewind_volatile()
+        if step.order is not None:
+            self._obey(*step.order)
+        elif step.switch_to:
+            self._switch_planned(step.switch_to)
+
+    def _committed(self, step: Step) -> None:
+        step_ms = self._pulse.end_step(step.index)
+        before_s, self._committed_at_s = self._committed_at_s, time.time()
+        self._next = step.index + 1
+        assert self._seat is not None
+        if self._resumed != self._seat.transition and step.order is None:
+            self._resumed = self._seat.transition
+            self._channel.send(
+                m.Resumed(
+                    transition=self._resumed,
+                    step=step.index,
+                    step_ms=step_ms,
+                    committed_at_ms=self._committed_at_s * 1000,
+                    previous_at_ms=before_s * 1000,
+                )
+            )
+        if self._pulse.due():
+            self._channel.send(m.Window(vitals=self._vitals()))
+
+    def _vitals(self) -> Any:
+        assert self._seat is not None
+        seat = self._seat
+        role = self.layout.role_of(seat.slot)
+        return self._pulse.close(
+            self.node, self.incarnation, self.job, seat.slot, role, seat.epoch
+        )
+
+    # --- the vote -----------------------------------------------------------------------------
+
+    def _vote(self, step: Step, ok: bool) -> bool:  # noqa: FBT001
+        if step.rehearsal:
+            return ok
+        self._slow.burn(self._pulse.work_so_far_s())
+        sound = not any(group.broken for group in self._groups.values())
+        values = [int(sound), int(ok), self._control.committed()]
+        for group in self._groups.values():
+            if group.attached:
+                values = group.vote(values) or [0, 0, 0]
+        if values[0] == 1:
+            step.switch_to = TransitionId(values[2])
+            if values[1]:
+                self._handover.finish_serving()
+            return values[1] == 1
+        return self._parked_vote(step, holds_gradients=sound and ok)
+
+    def _parked_vote(self, step: Step, *, holds_gradients: bool) -> bool:
+        pending = step.index if holds_gradients else -1
+        report = Report(has_state=True, applied=step.index - 1, pending=pending)
+        order, seat = self._control.park(report, holds_slot=True)
+        step.order = (order, seat)
+        if isinstance(order, m.Commit) and order.apply and order.resume_step == step.index + 1:
+            self._handover.finish_serving()
+            return True
+        return False
+
+    # --- between steps ------------------------------------------------------------------------
+
+    def _wait(self) -> tuple[Order, Seat | None]:
+        report = Report(has_state=self._has_state, applied=self._next - 1)
+        if not self._has_state:
+            report = Report(has_state=False)
+        return self._control.park(report, holds_slot=self._seat is not None)
+
+    def _obey(self, order: Order, seat: Seat | None) -> None:
+        match order:
+            case m.Commit():
+                if order.leave:
+                    self._give(order)
+                    self._leave()
+                elif seat is not None:
+                    self._take_seat(order, seat)
+            case m.Release() | m.Stop():
+                self._leave()
+                self._stopped = isinstance(order, m.Stop)
+            case m.Rehearse():
+                log.warning("asked to rehearse while holding a slot; not done")
+
+    def _switch_planned(self, transition: TransitionId) -> None:
+        taken = self._control.take_commit(transition)
+        if taken is not None:
+            self._obey(*taken)
+
+    def _give(self, order: m.Commit) -> None:
+        began_s = time.perf_counter()
+        self._handover.offer(order.transition, order.send, self._export())
+        given = self._handover.finish_serving(self._control.interrupt)
+        self._channel.send(
+            m.Applied(
+                transition=order.transition,
+                epoch=order.epoch,
+                step=self._next,
+                phases_ms={"transfer": (time.perf_counter() - began_s) * 1000},
+                peers=tuple(given),
+            )
+        )
+
+    def _export(self) -> Any:
+        return self._state.export(step=self._next, job=self.job)
+
+    def _take_seat(self, order: m.Commit, seat: Seat) -> None:
+        phases = {"quiesce": self._control.quiesce_ms(order.transition)}
+        if order.send:
+            self._handover.offer(order.transition, order.send, self._export())
+        received = 0
+        if order.receive is not None:
+            self._has_state = False
+            began_s = time.perf_counter()
+            fetched = self._handover.fetch(order, self._state, self._control.interrupt)
+            phases["transfer"] = (time.perf_counter() - began_s) * 1000
+            if fetched is None:
+                return  # a further loss: the next transition says what to do
+            received, self._next = fetched
+        elif order.motive is not Motive.PLANNED:
+            self._next = order.resume_step
+        self._has_state = True
+        if order.send and self._state.has_buffers:
+            self._handover.finish_serving(self._control.interrupt)
+        began_s = time.perf_counter()
+        before, self._seat = self._seat, seat
+        everything = order.motive is not Motive.PLANNED
+        for kind in seat.plans if everything else seat.changed_kinds(before):
+            self._groups[kind].switch(seat.plans[kind])
+        phases["switch"] = (time.perf_counter() - began_s) * 1000
+        self._pulse.drop()
+        self._channel.send(
+            m.Applied(
+                transition=order.transition,
+                epoch=order.epoch,
+                step=self._next,
+                peers=_peers(seat),
+                phases_ms=phases,
+                bytes_received=received,
+            )
+        )
+
+    def _leave(self) -> None:
+        self._seat = None
+        self._has_state = False
+        for group in self._groups.values():
+            group.detach()
+
+    def _finish(self) -> None:
+        if self._resumed < 0:
+            return
+        self._resumed = TransitionId(-1)
+        if self._pulse.due():
+            self._channel.send(m.Window(vitals=self._vitals()))
+        self._channel.send(
+            m.Finished(
+                step=self._next - 1,
+                weights_digest=self._state.weights_digest(),
+                loss=self._pulse.loss,
+            )
+        )
+
+    def _close(self) -> None:
+        self._handover.close()
+        for group in self._groups.values():
+            group.close()
+        self._endpoint.close()
+
+    # --- rehearsing ---------------------------------------------------------------------------
+
+    def _rehearse(self, order: m.Rehearse) -> Iterator[Step]:
+        slots = (Slot(s) for s in range(self.layout.slot_count))
+        self._rehearsed_slot = next(s for s in slots if self.layout.role_of(s) == order.role)
+        rehearsal = Rehearsal(order, self._digest())
+        try:
+            with self._state.sandboxed():
+                for index in range(REHEARSAL_STEPS):
+                    if index and self._control.has_orders():
+                        rehearsal.fail("interrupted: this node is needed")
+                        break
+                    seed_step(self.seed, index, self._rehearsed_slot)
+                    step = Step(self, index, rehearsal=True)
+                    rehearsal.begin_step()
+                    yield step
+                    rehearsal.end_step(voted=step.voted)
+        except GeneratorExit:
+            rehearsal.fail("the training step raised; see this node's worker log")
+            raise
+        finally:
+            self._channel.send(rehearsal.outcome())
+
+    def _say_ready(self) -> None:
+        image = self._state.export()
+        self._channel.send(
+            m.Ready(
+                pid=os.getpid(),
+                host=self._endpoint.address[0],
+                port=self._endpoint.address[1],
+                transfer_port=self._handover.port,
+                digest=self._digest(),
+                state_bytes=image.nbytes,
+            )
+        )
+
+    def _digest(self) -> str:
+        """What a rehearsal is good for: code, arguments, layout, versions, shapes of the state."""
+        found = hashlib.sha256()
+        script = Path(sys.argv[0])
+        found.update(script.read_bytes() if script.is_file() else b"")
+        found.update("\0".join((*sys.argv[1:], torch.__version__, sys.version)).encode())
+        found.update(repr((self.layout.axes, self.layout.ranks_per_node)).encode())
+        for spec in self._state.export().header.specs:
+            found.update(f"{spec.name}{spec.dtype}{spec.shape}".encode())
+        return found.hexdigest()[:16]
+
+    def _peer_reset(self, member: Any, group: str) -> None:
+        self._control.peer_reset(member.node, member.incarnation, group)
+
+
+def _peers(seat: Seat) -> tuple[str, ...]:
+    names = {f"{h.node}.{h.incarnation}" for h in seat.members if h.slot != seat.slot}
+    return tuple(sorted(names))
+
+
+__all__ = ["Epoch", "NotRegistered", "Run", "Step", "join"]

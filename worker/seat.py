@@ -1,0 +1,101 @@
+"""A seat: which rank this process is, and the plan of every group it belongs to.
+
+Pure: from the members that the control plane announced and the job's layout to the plans that the
+groups are asked to prepare. No sockets, no torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from statemachine.events import JobDeclared
+from statemachine.ids import Epoch, JobId, Rank, Slot, TransitionId
+from statemachine.layout import Layout
+from statemachine.topology import Holder
+from worker.groups.port import GroupPlan, Member
+
+
+def layout_of(declared: JobDeclared) -> Layout:
+    """The layout that a job was declared with.
+
+    Raises:
+        BadLayout: the declaration is contradictory.
+    """
+    return Layout.of(
+        declared.axes,
+        ranks_per_node=declared.ranks_per_node,
+        groups=declared.groups,
+        rank_sets=declared.rank_sets,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """This process's place at one epoch: its plans by kind of group (``dp``, ``tp``, ...)."""
+
+    slot: Slot
+    rank: Rank
+    epoch: Epoch
+    transition: TransitionId
+    members: tuple[Holder, ...]
+    plans: dict[str, GroupPlan]
+    names: dict[str, str]
+    """Full names of the groups, such as ``dp[3]``, by kind."""
+
+    def changed_kinds(self, before: "Seat | None") -> list[str]:
+        """Kinds whose members differ from those of `before`, in the layout's order."""
+        if before is None:
+            return list(self.plans)
+        return [
+            kind
+            for kind, plan in self.plans.items()
+            if kind not in before.plans or before.plans[kind].members != plan.members
+        ]
+
+
+def seat_of(
+    job: JobId,
+    layout: Layout,
+    members: Sequence[Holder],
+    slot: Slot,
+    local_rank: int,
+    epoch: Epoch,
+    transition: TransitionId,
+) -> Seat:
+    """The seat of one local rank of `slot` among `members`.
+
+    Plans are named by kind: a process is in one group of a kind, whichever slot it takes, and so
+    keeps one managed group for it from before it knows its slot.
+
+    A group with a slot that nobody holds has no plan: it cannot be built at this epoch.
+    """
+    rank = layout.ranks_of(slot)[local_rank]
+    held = {holder.slot: holder for holder in members}
+    plans, names = {}, {}
+    for group in layout.groups_of_rank(rank):
+        slots = [layout.slot_of(other) for other in group.ranks]
+        if len(group.ranks) > 1 and all(other in held for other in slots):
+            listed = tuple(
+                _member(held[layout.slot_of(other)], other) for other in sorted(group.ranks)
+            )
+            kind = group.name.partition("[")[0]
+            names[kind] = group.name
+            plans[kind] = GroupPlan(
+                name=kind,
+                job=job,
+                epoch=epoch,
+                transition=transition,
+                me=sorted(group.ranks).index(rank),
+                members=listed,
+            )
+    return Seat(slot, rank, epoch, transition, tuple(members), plans, names)
+
+
+def _member(holder: Holder, rank: Rank) -> Member:
+    return Member(
+        slot=holder.slot,
+        rank=rank,
+        node=holder.node,
+        incarnation=holder.incarnation,
+        host=holder.host,
+        port=holder.port,
+    )
