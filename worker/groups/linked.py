@@ -90,6 +90,7 @@ class LinkedGroup:
         self._on_peer_reset = on_peer_reset
         self._direct_peers = frozenset(direct_peers)
         self._op_timeout_s = op_timeout_s
+        self._forget_posted()
         self._lock = threading.RLock()
         self._turn = threading.Lock()
         self._view: View | None = None
@@ -205,6 +206,7 @@ class LinkedGroup:
                 raise NotPrepared(f"{self.name}: epoch {plan.epoch} was not prepared")
             self._prepared = {tag: one for tag, one in self._prepared.items() if tag > plan.tag}
             self._view = view
+            self._forget_posted()
             self._tree = Tree(plan.me, plan.size, view.streams)
             self._sequence = 0
             self._broken = None
@@ -268,6 +270,18 @@ class LinkedGroup:
             self._prepared.clear()
             self._release(set(), self.plan.transition if self.plan else 0)
 
+    def detach(self) -> None:
+        """Leave in order and be as if no plan had ever been in force."""
+        with self._lock:
+            self._wake.signal()
+            self._prepared.clear()
+            self._told.clear()
+            self._release(set(), self.plan.transition if self.plan else 0)
+            self._view = None
+            self._tree = None
+            self._broken = None
+            self._wake.clear()
+
     def link_reset(self, link: Link) -> None:
         """The peer's process ended: report it, and break if it is in the plan in force."""
         view = self._view
@@ -314,7 +328,7 @@ class LinkedGroup:
     def _run(self, lanes: Sequence[Lane]) -> bool:
         """Run one collective's lanes; False when the group is or becomes broken."""
         try:
-            self._exchange.run(lanes)
+            self._exchange.run(lanes, self._background())
             return True
         except Interrupted:
             pass
@@ -329,8 +343,16 @@ class LinkedGroup:
         self._abandon()
         return False
 
+    def _background(self) -> list[Lane]:
+        """Lanes to run beside a collective."""
+        return []
+
+    def _forget_posted(self) -> None:
+        """Drop what was posted and not finished: the group broke, or its members changed."""
+
     def _abandon(self) -> None:
         assert self._view is not None
+        self._forget_posted()
         for link in self._view.all_links:
             link.bulk.abandon_send()
             link.bulk.abandon_receive()

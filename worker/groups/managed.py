@@ -69,6 +69,14 @@ class ManagedGroup(CollectiveFacade):
         """Start counting afresh."""
         self._backend.reset_waits()
 
+    def detach(self) -> None:
+        """Leave in order; until the next switch every collective is local again."""
+        self._backend.detach()
+
+    def waited_s(self) -> float:
+        """Seconds blocked on peers since the group exists."""
+        return self._backend.waits().wait_s
+
     def close(self) -> None:
         """Leave in order."""
         self._backend.close()

@@ -210,6 +210,19 @@ PeerReset = Callable[[Member, str], None]
 """Called with the member whose process ended and the group that saw it, on the monitor's thread."""
 
 
+class DirectTicket(Protocol):
+    """A message between two members that was posted."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has been sent or received."""
+        ...
+
+    def wait(self) -> bool:
+        """Block until it has; False when the group is or becomes broken."""
+        ...
+
+
 class GroupBackend(Protocol):
     """One communicator's inside. Collectives return True when the result is valid.
 
@@ -262,6 +275,10 @@ class GroupBackend(Protocol):
         """Leave in order; peers do not take it for a death."""
         ...
 
+    def detach(self) -> None:
+        """Leave in order and be as before the first switch: nobody is there."""
+        ...
+
     def waits(self) -> Waits:
         """Where the time went since the last reset."""
         ...
@@ -306,12 +323,12 @@ class GroupBackend(Protocol):
         """Give member j `inputs[j]`, and put what member j gave into `outputs[j]`."""
         ...
 
-    def send(self, tensor: "Tensor", peer: int, tag: int) -> bool:
-        """Send to one member."""
+    def post_send(self, tensor: "Tensor", peer: int, tag: int) -> DirectTicket | None:
+        """Send to one member, not waiting; the tensor must stay unchanged meanwhile. None: broken."""
         ...
 
-    def receive(self, tensor: "Tensor", peer: int, tag: int) -> bool:
-        """Receive from one member."""
+    def post_receive(self, tensor: "Tensor", peer: int, tag: int) -> DirectTicket | None:
+        """Receive from one member, not waiting. None: broken."""
         ...
 
     def barrier(self) -> bool:

@@ -63,6 +63,11 @@ class TrainingState:
 
     # -- as an image -------------------------------------------------------------------------------
 
+    @property
+    def has_buffers(self) -> bool:
+        """Whether a forward pass may change registered state."""
+        return bool(self._registry.buffers())
+
     def export(self, **stamp: int | str) -> StateImage:
         """The state as an image whose bytes are the live tensors themselves (no copy on the CPU).
 
