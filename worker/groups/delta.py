@@ -19,21 +19,23 @@ from torch import Tensor
 
 from worker.groups.arrays import Arithmetic, Array, Copyable, Reducible, check_reducible
 from worker.groups.bulk import BulkStream
+from worker.groups.direct import DirectGroup, chunks_of
 from worker.groups.exchange import Lane
 from worker.groups.frames import CHUNK_BYTES
-from worker.groups.linked import LinkedGroup, View
+from worker.groups.linked import View
 from worker.groups.port import Capabilities, ReduceOp
 from worker.groups.rings import Pass, Relay
 
 TREE_BYTES_MAX: Final = 32 * 1024
 RING_CHUNK_BYTES: Final = CHUNK_BYTES
+EXCHANGE_TAG: Final = 0x7FFFFFFF
 
 
 def _nothing() -> None:
     """Do nothing."""
 
 
-class DeltaBackend(LinkedGroup):
+class DeltaBackend(DirectGroup):
     """The port's collectives over links."""
 
     capabilities = Capabilities(
@@ -275,6 +277,20 @@ class DeltaBackend(LinkedGroup):
             output.detach().copy_(every[view.plan.me])
         return done
 
+    def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+        """Give member j `inputs[j]`, and put what member j gave into `outputs[j]`."""
+        view = self._view
+        if view is None or self._broken is not None:
+            return False
+        me, size = view.plan.me, view.plan.size
+        outputs[me].detach().copy_(inputs[me].detach())
+        tickets = []
+        for distance in range(1, size):
+            to, source = (me + distance) % size, (me - distance) % size
+            tickets.append(self.post_receive(outputs[source], source, EXCHANGE_TAG))
+            tickets.append(self.post_send(inputs[to], to, EXCHANGE_TAG))
+        return all(ticket is not None and ticket.wait() for ticket in tickets)
+
     # --- common parts -----------------------------------------------------------------------------
 
     def _collective(self, go: Callable[[View], bool]) -> bool:
@@ -329,8 +345,3 @@ class _Cuts:
         """The size of one chunk."""
         low, high = self._range(segment, chunk)
         return (high - low) * self._item
-
-
-def chunks_of(payload: memoryview) -> list[memoryview]:
-    """A payload as frames' worth of bytes; an empty one has no chunk."""
-    return [payload[start : start + CHUNK_BYTES] for start in range(0, payload.nbytes, CHUNK_BYTES)]

@@ -61,8 +61,8 @@ class Exchange:
         self._timeout_s = timeout_s
         self.waits = Waits()
 
-    def run(self, lanes: Sequence[Lane]) -> None:
-        """Run every lane to its end.
+    def run(self, lanes: Sequence[Lane], background: Sequence[Lane] = ()) -> None:
+        """Run every lane to its end; meanwhile `background` lanes get as far as they get.
 
         Raises:
             Interrupted: the group broke.
@@ -71,12 +71,12 @@ class Exchange:
         """
         started = time.monotonic()
         waited_s = 0.0
-        blocked: dict[Lane, Want] = dict.fromkeys(lanes, MORE)
+        blocked: dict[Lane, Want] = dict.fromkeys([*background, *lanes], MORE)
         ready: dict[int, int] = {}
-        while blocked:
+        while any(lane in blocked for lane in lanes):
             if self._is_broken():
                 raise Interrupted
-            if not self._turn(blocked, ready) and blocked:
+            if not self._turn(blocked, ready):
                 before = time.monotonic()
                 ready = self._wait(list(blocked.values()))
                 waited_s += time.monotonic() - before
@@ -117,7 +117,10 @@ class Exchange:
         events = poll.poll(self._timeout_s * 1000)
         if not events:
             raise NothingMoved(sorted(masks), self._timeout_s)
-        return {fd: _satisfied(mask) for fd, mask in events}
+        found = {fd: _satisfied(mask) for fd, mask in events}
+        if found.pop(self._wake.fd, 0):
+            self._wake.clear()  # broken, which `run` will see, or something for another lane
+        return found
 
 
 def _satisfied(events: int) -> int:

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from worker.groups.port import Cause, GroupBackend, GroupPlan, ReduceOp
-from worker.groups.work import CompletedWork
+from worker.groups.port import Cause, DirectTicket, GroupBackend, GroupPlan, ReduceOp
+from worker.groups.work import CompletedWork, PostedWork
 
 _ProcessGroup: Any = dist.ProcessGroup  # typed with every legacy calling form; we take torch's own
 _KINDS: Any = dist.ReduceOp.RedOpType  # an enumeration whose members the stubs omit
@@ -296,24 +296,24 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
     # --- direct messages and barriers -------------------------------------------------------------
 
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> CompletedWork:
-        """Send to one member."""
-        backend = self._backend
-        return self._run(
-            "send",
-            tensors,
-            lambda: all(backend.send(one, peer, tag) for one in tensors),
-            lambda: None,
-        )
+        """Send to one member; the handle's `wait` finishes it."""
+        return self._post("send", tensors, peer, tag, self._backend.post_send)
 
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> CompletedWork:
-        """Receive from one member."""
-        backend = self._backend
-        return self._run(
-            "recv",
-            tensors,
-            lambda: all(backend.receive(one, peer, tag) for one in tensors),
-            lambda: None,
-        )
+        """Receive from one member; the handle's `wait` finishes it."""
+        return self._post("recv", tensors, peer, tag, self._backend.post_receive)
+
+    def _post(
+        self,
+        operation: str,
+        tensors: Sequence[Tensor],
+        peer: int,
+        tag: int,
+        post: Callable[[Tensor, int, int], DirectTicket | None],
+    ) -> CompletedWork:
+        if not self.attached or self.broken:
+            return self._run(operation, tensors, lambda: None, lambda: None)
+        return PostedWork(tensors, [post(one, peer, tag) for one in tensors])
 
     def barrier(self, opts: Any = None) -> CompletedWork:
         """Return when all members have called it."""

@@ -49,6 +49,7 @@ class View:
     plan: GroupPlan
     links: dict[int, Link]
     direct: dict[int, Link] = field(default_factory=dict)
+    incoming: dict[int, Link] = field(default_factory=dict)
 
     @property
     def streams(self) -> dict[int, BulkStream]:
@@ -57,8 +58,8 @@ class View:
 
     @property
     def all_links(self) -> list[Link]:
-        """Collective and direct links."""
-        return [*self.links.values(), *self.direct.values()]
+        """Links of every channel."""
+        return [*self.links.values(), *self.direct.values(), *self.incoming.values()]
 
     def index_of(self, link: Link) -> int | None:
         """The member at the other end, if it is in the plan."""
@@ -224,8 +225,13 @@ class LinkedGroup:
     def _keep_direct(self, view: View) -> None:
         for link in self._endpoint.links_of(self.name):
             index = view.index_of(link)
-            if link.key.channel is Channel.DIRECT and index is not None and link.usable:
+            if index is None or not link.usable:
+                continue
+            if link.key.channel is Channel.DIRECT:
                 view.direct.setdefault(index, link)
+            elif link.key.channel is Channel.INCOMING:
+                view.incoming.setdefault(index, link)
+        self._hold(view.all_links, view.plan.transition)
 
     def _already_broken(self, view: View) -> Cause | None:
         if view.plan.tag in self._told:
@@ -248,7 +254,6 @@ class LinkedGroup:
                 return
             self._broken = cause
             self._wake.signal()
-        self._endpoint.wake()
         for link in view.all_links:
             if not link.has_ended and not link.retiring:
                 self._endpoint.say_abort(link, view.plan.tag, cause.index)
@@ -302,6 +307,9 @@ class LinkedGroup:
                 if member.identity == identity:
                     return member
         return Member(-1, -1, identity[0], identity[1], "", 0)
+
+    def link_added(self, link: Link) -> None:
+        """Nothing to do: a plan will ask for it."""
 
     def link_left(self, link: Link) -> None:
         """A goodbye breaks nothing by itself: the peer may have finished what we still compute."""
@@ -359,15 +367,16 @@ class LinkedGroup:
 
     def _index_of_fd(self, fds: list[int]) -> int | None:
         assert self._view is not None
-        for index, link in self._view.links.items():
+        for link in self._view.all_links:
             if link.bulk.want_read[0] in fds:
-                return index
+                return self._view.index_of(link)
         return None
 
     def _cause_of(self, fault: StreamFault) -> Cause:
         assert self._view is not None
-        for index, link in [*self._view.links.items(), *self._view.direct.items()]:
-            if link.bulk is fault.stream:
+        for link in self._view.all_links:
+            index = self._view.index_of(link)
+            if link.bulk is fault.stream and index is not None:
                 return self._blame(fault, index, link)
         return Cause(CauseKind.LINK_FAILED, None, str(fault))
 

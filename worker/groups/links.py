@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -80,7 +80,11 @@ class Link:
 
 
 class LinkWatcher(Protocol):
-    """What a group is told about its links, on the monitor's thread."""
+    """What a group is told about its links, on the listener's or the monitor's thread."""
+
+    def link_added(self, link: Link) -> None:
+        """A peer has opened it."""
+        ...
 
     def link_reset(self, link: Link) -> None:
         """The peer's process ended without goodbye."""
@@ -163,11 +167,8 @@ class LinkEndpoint:
         peers: Iterable[int],
         channel: Channel,
         deadline_s: float,
-        cancelled: Callable[[], bool] = lambda: False,
     ) -> dict[int, Link]:
         """Return a usable link to each peer (an index in `plan`), opening those that are missing.
-
-        `cancelled` is asked whenever `wake` is called while a peer is awaited.
 
         Raises:
             PrepareRefused: names the first peer that cannot be linked within `deadline_s`.
@@ -182,10 +183,11 @@ class LinkEndpoint:
                 found[index] = link
             else:
                 self._discard(self._key(plan, index, channel))
-                (dialled if plan.me < index else awaited).append(index)
+                dials = channel is Channel.DIRECT or plan.me < index
+                (dialled if dials else awaited).append(index)
         found.update(self._dial_all(plan, dialled, channel, ends_at))
         for index in awaited:
-            found[index] = self._await(plan, index, channel, ends_at, cancelled)
+            found[index] = self._await(plan, index, channel, ends_at)
         return found
 
     def _key(self, plan: GroupPlan, index: int, channel: Channel) -> LinkKey:
@@ -259,13 +261,12 @@ class LinkEndpoint:
         index: int,
         channel: Channel,
         ends_at: float,
-        cancelled: Callable[[], bool],
     ) -> Link:
         key = self._key(plan, index, channel)
 
         def arrived() -> bool:
             link = self._links.get(key)
-            return self._closed or cancelled() or (link is not None and link.usable)
+            return self._closed or (link is not None and link.usable)
 
         with self._changed:
             self._changed.wait_for(arrived, max(0.0, ends_at - time.monotonic()))
@@ -274,11 +275,6 @@ class LinkEndpoint:
                 reason = f"{plan.name}: it was to dial us and has not"
                 raise PrepareRefused(reason, plan.members[index])
             return link
-
-    def wake(self) -> None:
-        """Let waits look at their conditions again."""
-        with self._changed:
-            self._changed.notify_all()
 
     # --- accepting, on the listener's thread ------------------------------------------------------
 
@@ -290,7 +286,7 @@ class LinkEndpoint:
             return Verdict.WRONG_JOB
         if (claim.to_node, claim.to_incarnation) != (me.node, me.incarnation):
             return Verdict.WRONG_INCARNATION
-        known = claim.channel in Channel.__members__.values() and claim.role in (1, 2)
+        known = claim.channel in (Channel.COLLECTIVE, Channel.DIRECT) and claim.role in (1, 2)
         return Verdict.WELCOME if known else Verdict.MALFORMED
 
     def _welcome(self, claim: Claim, sock: socket.socket) -> None:
@@ -301,8 +297,12 @@ class LinkEndpoint:
             self._halves[claim.link] = (claim, sock)
             return
         control, bulk = (other[1], sock) if claim.role == Role.BULK else (sock, other[1])
-        key = LinkKey(claim.group, Channel(claim.channel), claim.node, claim.incarnation)
-        self._add(Link(key, control, bulk, claim.transition))
+        channel = Channel.INCOMING if claim.channel == Channel.DIRECT else Channel.COLLECTIVE
+        key = LinkKey(claim.group, channel, claim.node, claim.incarnation)
+        link = self._add(Link(key, control, bulk, claim.transition))
+        watcher = self._watchers.get(claim.group)
+        if watcher is not None:
+            watcher.link_added(link)
 
     def _add(self, link: Link) -> Link:
         with self._changed:
@@ -360,7 +360,6 @@ class LinkEndpoint:
 
     def link_reset(self, link: Link) -> None:
         """Pass on that a peer's process ended."""
-        self.wake()
         watcher = self._watchers.get(link.key.group)
         if watcher is not None:
             watcher.link_reset(link)

@@ -24,7 +24,7 @@ from worker.groups.frames import HEADER_BYTES, Kind
 from worker.groups.wakeup import WakeUp
 
 if TYPE_CHECKING:
-    from worker.groups.links import Link, LinkWatcher
+    from worker.groups.links import Link, LinkEndpoint
 
 GOODBYE_WAIT_S: Final = 2.0
 _READ: Final = select.POLLIN | select.POLLRDHUP
@@ -33,8 +33,8 @@ _READ: Final = select.POLLIN | select.POLLRDHUP
 class LinkMonitor:
     """Watches links for one endpoint, which it tells what it sees."""
 
-    def __init__(self, watcher: "LinkWatcher") -> None:
-        self._watcher = watcher
+    def __init__(self, endpoint: "LinkEndpoint") -> None:
+        self._endpoint = endpoint
         self._poll = select.poll()
         self._links: dict[int, Link] = {}
         self._retiring: dict[int, float] = {}
@@ -158,14 +158,14 @@ class LinkMonitor:
     def _heard(self, link: "Link", header: frames.Header) -> None:
         if header.kind == Kind.ABORT:
             index = header.chunk - 1 if header.chunk else None
-            self._watcher.link_abort(link, header.tag, index)
+            self._endpoint.link_abort(link, header.tag, index)
         elif header.kind == Kind.GOODBYE:
             link.has_left = True
             self._say_goodbye(link)
             if link.retiring:
                 self._end(link)
             else:
-                self._watcher.link_left(link)
+                self._endpoint.link_left(link)
 
     def _say_goodbye(self, link: "Link") -> None:
         if link.said_goodbye:
@@ -179,7 +179,7 @@ class LinkMonitor:
         orderly = link.retiring or link.has_left
         self._end(link)
         if not orderly:
-            self._watcher.link_reset(link)
+            self._endpoint.link_reset(link)
 
     def _end(self, link: "Link") -> None:
         fd = link.control.fileno()

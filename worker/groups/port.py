@@ -91,10 +91,15 @@ class ReduceOp(StrEnum):
 
 
 class Channel(IntEnum):
-    """Which kind of traffic a link carries; one link per peer and channel."""
+    """Which kind of traffic a link carries; one link per peer and channel.
+
+    Messages between two members have a link per direction, dialled by the sender: what is DIRECT at
+    its end is INCOMING at the receiver's.
+    """
 
     COLLECTIVE = 0
     DIRECT = 1
+    INCOMING = 2
 
 
 class CauseKind(StrEnum):
@@ -324,7 +329,7 @@ class GroupBackend(Protocol):
         ...
 
     def post_send(self, tensor: "Tensor", peer: int, tag: int) -> DirectTicket | None:
-        """Send to one member, not waiting; the tensor must stay unchanged meanwhile. None: broken."""
+        """Send to one member, not waiting; the tensor must not change meanwhile. None: broken."""
         ...
 
     def post_receive(self, tensor: "Tensor", peer: int, tag: int) -> DirectTicket | None:

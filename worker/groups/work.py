@@ -1,4 +1,7 @@
-"""The handle that torch gets back from a collective: always complete, always successful."""
+"""The handles torch gets back: of a collective always complete, of a message once waited for.
+
+Rule: a handle never reports failure. The vote at the end of the step does.
+"""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -7,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
+
+from worker.groups.port import DirectTicket
 
 
 class CompletedWork(Work):
@@ -51,3 +56,21 @@ class CompletedWork(Work):
     def result(self) -> list[Tensor]:
         """Return the tensors."""
         return self._result
+
+
+class PostedWork(CompletedWork):
+    """Messages between two members that were posted; `wait` finishes them."""
+
+    def __init__(self, result: Sequence[Tensor], tickets: Sequence[DirectTicket | None]) -> None:
+        super().__init__(result)
+        self._tickets = [ticket for ticket in tickets if ticket is not None]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until the messages have moved, or the group is broken."""
+        for ticket in self._tickets:
+            ticket.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the messages have moved."""
+        return all(ticket.done for ticket in self._tickets)
