@@ -61,6 +61,7 @@ class TransferServer:
         self._closing = False
         self._listener = socket.create_server((host, port), backlog=CALLERS_MAX)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        algorithms()  # the self-test of the seals, now rather than in the first transfer
         self._acceptor = threading.Thread(target=self._accept, name="transfer-accept", daemon=True)
         self._acceptor.start()
 
@@ -79,6 +80,11 @@ class TransferServer:
             self._offers[binding] = opened
             self._changed.notify_all()
         return opened
+
+    @property
+    def callers(self) -> int:
+        """Connections being served or waiting, proven or not."""
+        return len(self._channels)
 
     def close(self) -> None:
         """Stop listening and cut every connection; returns when they have ended. Idempotent."""
