@@ -22,9 +22,9 @@ from worker.groups.bulk import BulkStream
 from worker.groups.direct import DirectGroup, chunks_of
 from worker.groups.exchange import Lane
 from worker.groups.frames import CHUNK_BYTES
-from worker.groups.linked import View
 from worker.groups.port import Capabilities, ReduceOp
 from worker.groups.rings import Pass, Relay
+from worker.groups.view import View
 
 TREE_BYTES_MAX: Final = 32 * 1024
 RING_CHUNK_BYTES: Final = CHUNK_BYTES

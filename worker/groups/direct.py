@@ -19,9 +19,10 @@ from torch import Tensor
 from worker.groups.arrays import Copyable
 from worker.groups.exchange import MORE, OTHER_LANE, Lane, receive, send
 from worker.groups.frames import CHUNK_BYTES
-from worker.groups.linked import LinkedGroup, View
+from worker.groups.linked import LinkedGroup
 from worker.groups.links import Link, LinkKey
 from worker.groups.port import Cause, CauseKind, Channel, DirectTicket, PrepareRefused
+from worker.groups.view import View
 
 OPEN_DEADLINE_S: Final = 10.0
 

@@ -11,9 +11,8 @@ news on, once, to every healthy peer. Only a peer's end without goodbye accuses 
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from worker.groups.bulk import BulkStream, OutOfStep, PeerMovedOn, StreamEnded, StreamFault
+from worker.groups.bulk import OutOfStep, PeerMovedOn, StreamEnded, StreamFault
 from worker.groups.exchange import Exchange, Interrupted, Lane, NothingMoved
 from worker.groups.links import Link, LinkEndpoint
 from worker.groups.port import (
@@ -29,45 +28,9 @@ from worker.groups.port import (
     PrepareRefused,
     Waits,
 )
-from worker.groups.trees import Tree, children_of, parent_of
+from worker.groups.trees import Tree
+from worker.groups.view import View, end_kind, neighbours_of
 from worker.groups.wakeup import WakeUp
-
-
-def neighbours_of(index: int, size: int) -> set[int]:
-    """Whom a member has links to: at most two on the ring and three on the tree."""
-    found = {(index - 1) % size, (index + 1) % size, *children_of(index, size)}
-    parent = parent_of(index)
-    if parent is not None:
-        found.add(parent)
-    return found - {index}
-
-
-@dataclass(slots=True)
-class View:
-    """A plan with its links: what a switch puts in force."""
-
-    plan: GroupPlan
-    links: dict[int, Link]
-    direct: dict[int, Link] = field(default_factory=dict)
-    incoming: dict[int, Link] = field(default_factory=dict)
-
-    @property
-    def streams(self) -> dict[int, BulkStream]:
-        """Bulk streams to the neighbours, by index."""
-        return {index: link.bulk for index, link in self.links.items()}
-
-    @property
-    def all_links(self) -> list[Link]:
-        """Links of every channel."""
-        return [*self.links.values(), *self.direct.values(), *self.incoming.values()]
-
-    def index_of(self, link: Link) -> int | None:
-        """The member at the other end, if it is in the plan."""
-        wanted = (link.key.node, link.key.incarnation)
-        for index, member in enumerate(self.plan.members):
-            if member.identity == wanted:
-                return index
-        return None
 
 
 class LinkedGroup:
@@ -104,6 +67,7 @@ class LinkedGroup:
         self._counts = LinkCounts()
         self._released_bytes = [0, 0]
         self._sequence = 0
+        self._last_tag = 0
         self._wake = WakeUp()
         self._exchange = Exchange(self._wake, lambda: self._broken is not None, op_timeout_s)
         endpoint.register(name, self)
@@ -169,8 +133,7 @@ class LinkedGroup:
             raise PrepareRefused(f"plan is for {plan.job}/{plan.name}", None)
         if me.identity != (ours.node, ours.incarnation):
             raise PrepareRefused(f"{plan.name}: index {plan.me} is {me}, which is not us", None)
-        current = self.plan
-        if current is not None and plan.tag <= current.tag:
+        if plan.tag <= self._last_tag:
             raise PrepareRefused(f"{plan.name}: plan is not newer than the one in force", None)
 
     def _hold(self, links: list[Link], transition: int) -> int:
@@ -210,36 +173,21 @@ class LinkedGroup:
             self._forget_posted()
             self._tree = Tree(plan.me, plan.size, view.streams)
             self._sequence = 0
+            self._last_tag = plan.tag
             self._broken = None
             self._wake.clear()
             told = {tag: index for tag, index in self._told.items() if tag >= plan.tag}
             self._told = told
-            self._keep_direct(view)
+            view.keep_direct(self._endpoint.links_of(self.name))
+            self._hold(view.all_links, plan.transition)
             views = [view, *self._prepared.values()]
             wanted = {link.serial for one in views for link in one.all_links}
             self._release(wanted, plan.transition)
-            cause = self._already_broken(view)
+            cause = view.first_unusable()
+            if plan.tag in told:
+                cause = Cause(CauseKind.TOLD, told[plan.tag], "before the switch")
         if cause is not None:
             self.abort(cause)
-
-    def _keep_direct(self, view: View) -> None:
-        for link in self._endpoint.links_of(self.name):
-            index = view.index_of(link)
-            if index is None or not link.usable:
-                continue
-            if link.key.channel is Channel.DIRECT:
-                view.direct.setdefault(index, link)
-            elif link.key.channel is Channel.INCOMING:
-                view.incoming.setdefault(index, link)
-        self._hold(view.all_links, view.plan.transition)
-
-    def _already_broken(self, view: View) -> Cause | None:
-        if view.plan.tag in self._told:
-            return Cause(CauseKind.TOLD, self._told[view.plan.tag])
-        for index, link in view.links.items():
-            if not link.usable:
-                return Cause(self._end_kind(link), index, "before the switch")
-        return None
 
     # --- breaking ---------------------------------------------------------------------------------
 
@@ -266,6 +214,20 @@ class LinkedGroup:
         if cause.kind in (CauseKind.PEER_RESET, CauseKind.PEER_LEFT):
             self._broken = cause
 
+    def detach(self) -> None:
+        """Let go of the plan in force, in order; peers are told goodbye. Nobody is there any more.
+
+        Called between collectives by the training thread of a node that gives up its slot.
+        """
+        with self._turn, self._lock:
+            transition = self.plan.transition if self.plan else 0
+            self._view = None
+            self._tree = None
+            self._broken = None
+            self._forget_posted()
+            wanted = {link.serial for one in self._prepared.values() for link in one.all_links}
+            self._release(wanted, transition)
+
     def close(self) -> None:
         """Leave in order: say goodbye on this group's links. The endpoint lives on."""
         with self._lock:
@@ -274,18 +236,6 @@ class LinkedGroup:
                 self._wake.signal()
             self._prepared.clear()
             self._release(set(), self.plan.transition if self.plan else 0)
-
-    def detach(self) -> None:
-        """Leave in order and be as if no plan had ever been in force."""
-        with self._lock:
-            self._wake.signal()
-            self._prepared.clear()
-            self._told.clear()
-            self._release(set(), self.plan.transition if self.plan else 0)
-            self._view = None
-            self._tree = None
-            self._broken = None
-            self._wake.clear()
 
     def link_reset(self, link: Link) -> None:
         """The peer's process ended: report it, and break if it is in the plan in force."""
@@ -335,6 +285,7 @@ class LinkedGroup:
 
     def _run(self, lanes: Sequence[Lane]) -> bool:
         """Run one collective's lanes; False when the group is or becomes broken."""
+        assert self._view is not None
         try:
             self._exchange.run(lanes, self._background())
             return True
@@ -343,7 +294,7 @@ class LinkedGroup:
         except StreamFault as fault:
             self.abort(self._cause_of(fault))
         except NothingMoved as error:
-            self.abort(Cause(CauseKind.TIMED_OUT, self._index_of_fd(error.fds), str(error)))
+            self.abort(Cause(CauseKind.TIMED_OUT, self._view.index_of_fds(error.fds), str(error)))
         except BaseException:
             self.abort(Cause(CauseKind.ABORTED, None, "interrupted in the middle of a collective"))
             self._abandon()
@@ -365,35 +316,16 @@ class LinkedGroup:
             link.bulk.abandon_send()
             link.bulk.abandon_receive()
 
-    def _index_of_fd(self, fds: list[int]) -> int | None:
-        assert self._view is not None
-        for link in self._view.all_links:
-            if link.bulk.want_read[0] in fds:
-                return self._view.index_of(link)
-        return None
-
     def _cause_of(self, fault: StreamFault) -> Cause:
         assert self._view is not None
-        for link in self._view.all_links:
-            index = self._view.index_of(link)
-            if link.bulk is fault.stream and index is not None:
-                return self._blame(fault, index, link)
-        return Cause(CauseKind.LINK_FAILED, None, str(fault))
-
-    def _blame(self, fault: StreamFault, index: int, link: Link) -> Cause:
+        index, link = self._view.index_of_stream(fault.stream)
         match fault:
-            case StreamEnded():
+            case StreamEnded() if link is not None:
                 self._endpoint.suspect(link)
-                return Cause(self._end_kind(link), index, str(fault))
+                return Cause(end_kind(link), index, str(fault))
             case PeerMovedOn():
                 return Cause(CauseKind.ABORTED, None, str(fault))
             case OutOfStep():
                 return Cause(CauseKind.DESYNCHRONISED, index, str(fault))
             case _:
                 return Cause(CauseKind.LINK_FAILED, index, str(fault))
-
-    @staticmethod
-    def _end_kind(link: Link) -> CauseKind:
-        if link.has_left:
-            return CauseKind.PEER_LEFT
-        return CauseKind.PEER_RESET if link.has_ended else CauseKind.LINK_FAILED

@@ -276,10 +276,6 @@ class GroupBackend(Protocol):
         """Break the group at once: a blocked rank returns within milliseconds."""
         ...
 
-    def close(self) -> None:
-        """Leave in order; peers do not take it for a death."""
-        ...
-
     def detach(self) -> None:
         """Leave in order and be as before the first switch: nobody is there."""
         ...
