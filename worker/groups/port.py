@@ -280,6 +280,10 @@ class GroupBackend(Protocol):
         """Leave in order and be as before the first switch: nobody is there."""
         ...
 
+    def close(self) -> None:
+        """Leave in order, for good; peers do not take it for a death."""
+        ...
+
     def waits(self) -> Waits:
         """Where the time went since the last reset."""
         ...
