@@ -51,7 +51,7 @@ def choose_joiner(
     return Choice(candidates[0][1], candidates[0][2], tuple(considered))
 
 
-def _unfit(node: Node, job: Job, warm: bool, taken: set[NodeId], *, cold: bool) -> str:  # noqa: FBT001
+def _unfit(node: Node, job: Job, warm: bool, taken: set[NodeId], *, cold: bool) -> str:
     reasons = {
         "taken by another slot": node.node in taken,
         "no training process": node.worker is None or node.job != job.job,

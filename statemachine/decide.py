@@ -76,9 +76,7 @@ def decide(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
     return None
 
 
-def settle(
-    state: FleetState, now_ms: int, writer: str, policy: Policy | None = None
-) -> Settled:
+def settle(state: FleetState, now_ms: int, writer: str, policy: Policy | None = None) -> Settled:
     """Decide and fold until nothing follows; positions continue those of the state.
 
     `policy` overrides the one in the state (for what-if).

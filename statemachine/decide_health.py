@@ -83,7 +83,7 @@ def start_sweeps(state: FleetState, now_ms: int, policy: Policy) -> Decision | N
             continue
         partner = sweep_partner(state, node, active=policy.sweep_partner_active)
         reason = node.sweep_wanted or f"quarantine: {node.quarantine}"
-        return Decision((_request(state, node, partner, now_ms, policy, reason),), reason)
+        return Decision((_request(state, node, partner, now_ms, policy, reason=reason),), reason)
     return None
 
 
@@ -93,6 +93,7 @@ def _request(
     partner: Node | None,
     now_ms: int,
     policy: Policy,
+    *,
     reason: str,
 ) -> e.SweepRequested:
     rounds = ("solo", "reference", "pair") if partner is not None else ("solo",)

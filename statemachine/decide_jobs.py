@@ -36,6 +36,7 @@ def _plan(
     motive: e.Motive,
     changes: tuple[e.Change, ...],
     now_ms: int,
+    *,
     deadline_s: float,
     reason: str,
     evidence: tuple[int, ...] = (),
@@ -67,14 +68,14 @@ def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
         ready = launch_candidates(state, job)
         slots = job.layout.slot_count
         patience_over = now_ms >= job.declared_at_ms + round(policy.launch_patience_s * 1000)
-        if len(ready) < slots or (
-            len(ready) < slots + job.declared.standbys and not patience_over
-        ):
+        if len(ready) < slots or (len(ready) < slots + job.declared.standbys and not patience_over):
             continue
         changes = tuple(_change(Slot(slot), ready[slot]) for slot in range(slots))
         reason = f"launch: {len(ready)} nodes are ready for {slots} slots"
         deadline_s = policy.prepare_deadline_s
-        plan = _plan(state, job, e.Motive.LAUNCH, changes, now_ms, deadline_s, reason)
+        plan = _plan(
+            state, job, e.Motive.LAUNCH, changes, now_ms, deadline_s=deadline_s, reason=reason
+        )
         return Decision((plan,), reason)
     return None
 
@@ -209,8 +210,8 @@ def _commit(
     state: FleetState, job: Job, pending: Transition, now_ms: int, policy: Policy
 ) -> Decision:
     plan = pending.plan
+    resume_step, apply = -1, tuple[Slot, ...]()
     if plan.motive is e.Motive.PLANNED:
-        resume_step, apply = -1, ()
         handovers = planned_handovers(plan.changes)
         reason = f"all of {len(plan.required)} members are prepared; the vote picks the boundary"
     else:
@@ -282,11 +283,11 @@ def _overtaken(state: FleetState, job: Job, pending: Transition) -> bool:
     return any(slot not in covered for slot in job.vacant)
 
 
-def _replace_vacant(
-    state: FleetState, job: Job, now_ms: int, policy: Policy
-) -> Decision | None:
+def _replace_vacant(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision | None:
     taken: set[NodeId] = set()
-    changes, choices, words, evidence = [], [], [], []
+    changes: list[e.Change] = []
+    choices: list[Choice] = []
+    words: list[str] = []
     for slot in sorted(job.vacant):
         choice = choose_joiner(state, job, slot, taken, cold=policy.cold_promotion)
         if choice.node is None:
@@ -308,10 +309,9 @@ def _replace_vacant(
             e.Motive.UNPLANNED,
             tuple(changes),
             now_ms,
-            policy.prepare_deadline_s,
-            reason,
-            tuple(evidence),
-            tuple(choices),
+            deadline_s=policy.prepare_deadline_s,
+            reason=reason,
+            choices=tuple(choices),
         )
     )
     return Decision(tuple(events), reason)
@@ -332,7 +332,10 @@ def swap_unwanted(state: FleetState, now_ms: int, policy: Policy) -> Decision | 
 
 def _swap(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision | None:
     taken: set[NodeId] = set()
-    changes, choices, words, evidence = [], [], [], []
+    changes: list[e.Change] = []
+    choices: list[Choice] = []
+    words: list[str] = []
+    evidence: list[int] = []
     allowance = _budget_left(state, now_ms, policy)
     for name in sorted(state.unsettled):
         node = state.nodes[name]
@@ -359,10 +362,10 @@ def _swap(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision 
         e.Motive.PLANNED,
         tuple(changes),
         now_ms,
-        policy.prepare_deadline_s,
-        reason,
-        tuple(position for position in evidence if position),
-        tuple(choices),
+        deadline_s=policy.prepare_deadline_s,
+        reason=reason,
+        evidence=tuple(position for position in evidence if position),
+        choices=tuple(choices),
     )
     return Decision((plan,), reason)
 
@@ -442,5 +445,5 @@ def roles_of(job: Job) -> tuple[Role, ...]:
     stages = dict(job.layout.axes).get("pp", 1)
     if stages == 1:
         return (job.layout.role_of(0),)
-    names = ("first", "last") if stages == 2 else ("first", "last", "middle")  # noqa: PLR2004
+    names = ("first", "last") if stages == 2 else ("first", "last", "middle")
     return tuple(Role(name) for name in names)

@@ -28,9 +28,7 @@ def fold(state: FleetState, log: Iterable[e.Recorded]) -> FleetState:
 
 def evolve(state: FleetState, recorded: e.Recorded) -> FleetState:
     """Fold one recorded event into the state; total over every event type."""
-    state = replace(
-        state, position=recorded.position, at_ms=max(state.at_ms, recorded.at_ms)
-    )
+    state = replace(state, position=recorded.position, at_ms=max(state.at_ms, recorded.at_ms))
     return _evolve(state, recorded.event)
 
 

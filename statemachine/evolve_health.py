@@ -108,9 +108,7 @@ def sweep_requested(state: FleetState, event: e.SweepRequested) -> FleetState:
     if node is None or event.sweep <= state.last_sweep:
         return state
     sweep = Sweep(request=event, position=state.position, started_at_ms=state.at_ms)
-    state = replace(
-        state, sweeps=state.sweeps.insert(event.sweep, sweep), last_sweep=event.sweep
-    )
+    state = replace(state, sweeps=state.sweeps.insert(event.sweep, sweep), last_sweep=event.sweep)
     node = replace(moved(state, node, e.SweepRequested), sweep=event.sweep, sweep_wanted="")
     return put_node(state, node)
 
@@ -132,7 +130,8 @@ def sweep_finished(state: FleetState, event: e.SweepFinished) -> FleetState:
     node = state.current(event.node, event.incarnation)
     if node is None:
         return state
-    pause_ms = round(state.policy.retry_cooldown_s * 1000)
+    failed = event.outcome is not e.SweepOutcome.PASSED
+    pause_ms = round(state.policy.retry_cooldown_s * 1000) if failed else 0
     node = replace(node, sweep=SweepId(0), cooldown_until_ms=state.at_ms + pause_ms)
     return put_node(state, node)
 

@@ -130,9 +130,7 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
 def _hand_over(state: FleetState, job: Job, change: e.Change) -> FleetState:
     leaver = state.current(change.leaver, change.leaver_incarnation)
     if leaver is not None:
-        state = put_node(
-            state, replace(moved(state, leaver, e.TransitionCommitted), slot=Slot(-1))
-        )
+        state = put_node(state, replace(moved(state, leaver, e.TransitionCommitted), slot=Slot(-1)))
     joiner = state.current(change.joiner, change.joiner_incarnation)
     if joiner is not None:
         joiner = moved(state, joiner, e.TransitionCommitted)

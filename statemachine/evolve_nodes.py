@@ -32,7 +32,7 @@ def put_node(state: FleetState, node: Node) -> FleetState:
     )
 
 
-def _unsettled(state: FleetState, node: Node) -> HashTrieSet[NodeId]:
+def _unsettled(state: FleetState, node: Node) -> "HashTrieSet[NodeId]":
     wants = is_unsettled(node)
     if wants == (node.node in state.unsettled):
         return state.unsettled
@@ -45,9 +45,7 @@ def is_unsettled(node: Node) -> bool:
         return False
     if node.state in (NodeState.LEAVING, NodeState.QUARANTINED, NodeState.SWEEPING):
         return True
-    return bool(
-        node.wanted_out or node.sweep_wanted or node.quarantine or node.verdict is not None
-    )
+    return bool(node.wanted_out or node.sweep_wanted or node.quarantine or node.verdict is not None)
 
 
 def moved(state: FleetState, node: Node, kind: type[e.Event]) -> Node:
@@ -109,24 +107,19 @@ def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
     if node is None:
         return state
     stale = tuple(
-        replace(entry, warmth=next_warmth(entry.warmth, e.WorkerReady))
-        for entry in node.rehearsals
+        replace(entry, warmth=next_warmth(entry.warmth, e.WorkerReady)) for entry in node.rehearsals
     )
     node = moved(state, node, e.WorkerReady)
     return put_node(state, replace(node, worker=event, job=event.job, rehearsals=stale))
 
 
-def accused(
-    state: FleetState, event: e.WorkerExited | e.LeaseExpired | e.PeerReset
-) -> FleetState:
+def accused(state: FleetState, event: e.WorkerExited | e.LeaseExpired | e.PeerReset) -> FleetState:
     """Evidence that an incarnation is gone, if both ends of it are the present ones."""
     target, incarnation, by, text = _accusation(state, event)
     node = state.current(target, incarnation)
     if node is None or by is None:
         return state
-    entry = Accusation(
-        position=state.position, kind=type(event).__name__, by=by, text=text
-    )
+    entry = Accusation(position=state.position, kind=type(event).__name__, by=by, text=text)
     return put_node(state, replace(node, accusations=(*node.accusations, entry)))
 
 
@@ -169,7 +162,6 @@ def _rehearsal(
     event: e.WarmupStarted | e.WarmupPassed | e.WarmupFailed,
 ) -> Rehearsal:
     before = old.warmth if old is not None else Warmth.NONE
-    passed = isinstance(event, e.WarmupPassed)
     return Rehearsal(
         job=event.job,
         role=event.role,
@@ -177,5 +169,5 @@ def _rehearsal(
         since_at_ms=state.at_ms,
         digest=event.digest if isinstance(event, e.WarmupPassed) else "",
         first_step_ms=event.first_step_ms if isinstance(event, e.WarmupPassed) else 0.0,
-        reason="" if passed or isinstance(event, e.WarmupStarted) else event.reason,
+        reason=event.reason if isinstance(event, e.WarmupFailed) else "",
     )

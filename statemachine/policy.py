@@ -28,6 +28,10 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """Age of the last successful renewal (from its send) at which a node acts as dead."""
     lease_ttl_s: float = 10.0
     """Life of a lease without renewal."""
+    loss_grace_s: float = 1.0
+    """How long a node whose lease ended may take to come back before that is evidence of a loss."""
+    takeover_grace_s: float = 5.0
+    """The same at a takeover, when the store may have been away from everybody."""
     abort_deadline_s: float = 5.0
     """How long a worker may take to leave an aborted collective before it is killed."""
     prepare_deadline_s: float = 30.0
@@ -82,6 +86,8 @@ LATTICE: Final[tuple[tuple[str, str], ...]] = (
     ("store_try_s", "renew_interval_s"),
     ("renew_interval_s", "self_fence_s"),
     ("self_fence_s", "lease_ttl_s"),
+    ("loss_grace_s", "takeover_grace_s"),
+    ("takeover_grace_s", "prepare_deadline_s"),
     ("abort_deadline_s", "prepare_deadline_s"),
     ("lease_ttl_s", "prepare_deadline_s"),
     ("prepare_deadline_s", "commit_deadline_s"),
@@ -107,7 +113,7 @@ def policy_of(knobs: Mapping[str, Any], source: str = "policy") -> Policy:
 def knobs_of(policy: Policy) -> dict[str, Any]:
     """The knobs in which `policy` differs from the defaults; `policy_of` is the inverse."""
     knobs = msgspec.to_builtins(policy)
-    return {name: value for name, value in knobs.items() if value not in ({},)}
+    return {name: value for name, value in knobs.items() if value != {}}
 
 
 def _refuse_unknown(knobs: Mapping[str, Any], kind: type[Struct], source: str) -> None:

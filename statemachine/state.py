@@ -5,6 +5,8 @@ what follows from them is `decide`. The index sets (`accused`, `unsettled`, ...)
 `decide` looks at what needs a look and never walks the fleet.
 """
 
+from __future__ import annotations
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 from rpds import HashTrieMap, HashTrieSet
@@ -82,8 +84,7 @@ class Node(Struct, frozen=True, kw_only=True):
     verdict_position: Position = Position(0)
     accusations: tuple[Accusation, ...] = ()
     wanted_out: str = ""
-    """Why it should leave its slot: empty, or ``drain``, ``switchover``, ``quarantine``, ``verdict``
-    and who or what wants it."""
+    """What an operator wants: empty, ``drain``, ``switchover``, ``quarantine`` or ``release``."""
     wanted_out_by: str = ""
     quarantine: str = ""
     """Reason of an open quarantine; survives restarts of the node."""

@@ -56,8 +56,7 @@ def required_members(
 def planned_handovers(changes: tuple[Change, ...]) -> tuple[Handover, ...]:
     """In a planned transition the leaver hands its state to the joiner at the boundary."""
     return tuple(
-        Handover(slot=c.slot, joiner=c.joiner, sources=(c.leaver,), kind="leaver")
-        for c in changes
+        Handover(slot=c.slot, joiner=c.joiner, sources=(c.leaver,), kind="leaver") for c in changes
     )
 
 
@@ -114,9 +113,7 @@ def _handovers(
     for slot in receivers:
         sources = tuple(members[s] for s in layout.replicas_of(slot) if s in holders)
         if sources:
-            handovers.append(
-                Handover(slot=slot, joiner=members[slot], sources=sources, kind=kind)
-            )
+            handovers.append(Handover(slot=slot, joiner=members[slot], sources=sources, kind=kind))
         else:
             missing.append(slot)
     return tuple(handovers), tuple(missing)
@@ -131,8 +128,7 @@ def _resume_reason(
     parts = [f"step {last} is the last that any survivor applied"]
     if apply:
         parts.append(f"slots {_listed(apply)} hold its gradients and apply it now")
-    for handover in handovers:
-        parts.append(f"slot {handover.slot} receives it from {', '.join(handover.sources)}")
+    parts += [f"slot {h.slot} receives it from {', '.join(h.sources)}" for h in handovers]
     if missing:
         parts.append(f"no live member holds the state of slots {_listed(missing)}")
     return "; ".join(parts)
@@ -142,9 +138,7 @@ def _listed(slots: tuple[Slot, ...]) -> str:
     return ", ".join(str(slot) for slot in slots)
 
 
-def target_members(
-    held: Mapping[Slot, NodeId], plan: TransitionPlanned
-) -> dict[Slot, NodeId]:
+def target_members(held: Mapping[Slot, NodeId], plan: TransitionPlanned) -> dict[Slot, NodeId]:
     """Slot -> node once the plan is committed."""
     members = dict(held)
     members.update({change.slot: change.joiner for change in plan.changes})

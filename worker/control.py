@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from statemachine import messages as m
 from statemachine.events import Motive, Report
-from statemachine.ids import JobId, NodeId, TransitionId
+from statemachine.ids import Epoch, Incarnation, JobId, NodeId, TransitionId
 from statemachine.layout import Layout
 from worker.channel import Channel, ChannelClosed
 from worker.groups.managed import ManagedGroup
@@ -142,9 +142,9 @@ class Control:
         self._say(
             m.PeerGone(
                 peer=NodeId(node),
-                peer_incarnation=m.Incarnation(incarnation),
+                peer_incarnation=Incarnation(incarnation),
                 group=group,
-                epoch=seat.epoch if seat is not None else m.Epoch(0),
+                epoch=seat.epoch if seat is not None else Epoch(0),
                 step=-1,
             )
         )

@@ -56,11 +56,9 @@ class Handover:
         """Where state may be fetched."""
         return self._server.address[1]
 
-    def offer(
-        self, transition: TransitionId, joiners: Sequence[Holder], image: StateImage
-    ) -> None:
+    def offer(self, transition: TransitionId, joiners: Sequence[Holder], image: StateImage) -> None:
         """Hold the state out to each joiner; it must not change until `finish_serving`."""
-        self._withdraw()
+        self.withdraw()
         for joiner in joiners:
             party = Party(joiner.node, joiner.incarnation)
             self._offers.append(self._server.offer(transition, party, image))
@@ -71,12 +69,13 @@ class Handover:
         for offer in self._offers:
             while not offer.wait(_POLL_S):
                 if (interrupt is not None and interrupt.is_set()) or time.monotonic() > ends_at:
-                    self._withdraw()
+                    self.withdraw()
                     return False
-        self._withdraw()
+        self.withdraw()
         return True
 
-    def _withdraw(self) -> None:
+    def withdraw(self) -> None:
+        """Take back what is still on offer: another transition is in force."""
         for offer in self._offers:
             offer.close()
         self._offers.clear()
@@ -123,5 +122,5 @@ class Handover:
 
     def close(self) -> None:
         """Stop serving."""
-        self._withdraw()
+        self.withdraw()
         self._server.close()

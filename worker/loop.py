@@ -29,8 +29,9 @@ from statemachine.events import Motive, Report
 from statemachine.ids import Epoch, Role, Slot, TransitionId
 from worker.channel import Channel, WorkerChannel
 from worker.control import Control, Order
+from worker.diary import Diary
 from worker.faults import SlowCompute
-from worker.groups.delta import DeltaGroup
+from worker.groups.delta import DeltaBackend
 from worker.groups.links import LinkEndpoint
 from worker.groups.managed import ManagedGroup
 from worker.handover import Handover
@@ -126,6 +127,7 @@ class Run:
             channel, self.job, self.layout, self._local_rank, self._groups, lambda: self._seat
         )
         self._pulse = Pulse(float(os.environ.get(WINDOW_VARIABLE, "30")), self._groups.values())
+        self._diary = Diary.from_environment()
         self._slow = SlowCompute.from_environment()
         self._registered = False
         self._stopped = False
@@ -133,7 +135,7 @@ class Run:
     def _make_groups(self) -> dict[str, ManagedGroup]:
         sizes = {ref.name.partition("[")[0]: len(ref.ranks) for ref in self._refs(Slot(0))}
         return {
-            kind: ManagedGroup(kind, size, self._endpoint, self._peer_reset)
+            kind: ManagedGroup(kind, size, DeltaBackend(kind, self._endpoint, self._peer_reset))
             for kind, size in sizes.items()
             if size > 1
         }
@@ -232,6 +234,13 @@ class Run:
         before_s, self._committed_at_s = self._committed_at_s, time.time()
         self._next = step.index + 1
         assert self._seat is not None
+        self._diary.note(
+            step=step.index,
+            epoch=self._seat.epoch,
+            at_ms=self._committed_at_s * 1000,
+            step_ms=step_ms,
+            loss=self._pulse.loss,
+        )
         if self._resumed != self._seat.transition and step.order is None:
             self._resumed = self._seat.transition
             self._channel.send(
@@ -250,9 +259,7 @@ class Run:
         assert self._seat is not None
         seat = self._seat
         role = self.layout.role_of(seat.slot)
-        return self._pulse.close(
-            self.node, self.incarnation, self.job, seat.slot, role, seat.epoch
-        )
+        return self._pulse.close(self.node, self.incarnation, self.job, seat.slot, role, seat.epoch)
 
     # --- the vote -----------------------------------------------------------------------------
 
@@ -278,7 +285,7 @@ class Run:
         order, seat = self._control.park(report, holds_slot=True)
         step.order = (order, seat)
         if isinstance(order, m.Commit) and order.apply and order.resume_step == step.index + 1:
-            self._handover.finish_serving()
+            self._handover.withdraw()
             return True
         return False
 
@@ -312,14 +319,13 @@ class Run:
     def _give(self, order: m.Commit) -> None:
         began_s = time.perf_counter()
         self._handover.offer(order.transition, order.send, self._export())
-        given = self._handover.finish_serving(self._control.interrupt)
+        self._handover.finish_serving(self._control.interrupt)
         self._channel.send(
             m.Applied(
                 transition=order.transition,
                 epoch=order.epoch,
                 step=self._next,
                 phases_ms={"transfer": (time.perf_counter() - began_s) * 1000},
-                peers=tuple(given),
             )
         )
 
@@ -327,6 +333,7 @@ class Run:
         return self._state.export(step=self._next, job=self.job)
 
     def _take_seat(self, order: m.Commit, seat: Seat) -> None:
+        self._handover.withdraw()
         phases = {"quiesce": self._control.quiesce_ms(order.transition)}
         if order.send:
             self._handover.offer(order.transition, order.send, self._export())

@@ -70,7 +70,8 @@ def seat_of(
     """
     rank = layout.ranks_of(slot)[local_rank]
     held = {holder.slot: holder for holder in members}
-    plans, names = {}, {}
+    plans: dict[str, GroupPlan] = {}
+    names: dict[str, str] = {}
     for group in layout.groups_of_rank(rank):
         slots = [layout.slot_of(other) for other in group.ranks]
         if len(group.ranks) > 1 and all(other in held for other in slots):
