@@ -41,9 +41,8 @@ class Offer:
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the offer has ended; True if the joiner got everything."""
-        self._ended.wait(timeout_s)
-        return self.completed
+        """Wait until the offer has ended, True if it has; `completed` tells how."""
+        return self._ended.wait(timeout_s)
 
     def close(self) -> None:
         """Stop serving; when this returns no byte of the image is read any more. Idempotent."""

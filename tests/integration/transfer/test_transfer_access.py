@@ -62,7 +62,7 @@ def test_the_expected_joiner_receives(server: TransferServer) -> None:
         report = take(server)
 
         assert offer.wait(5)
-        assert (offer.cause, offer.bytes_sent) == ("completed", 16)
+        assert (offer.completed, offer.cause, offer.bytes_sent) == (True, "completed", 16)
     assert report.image.digest() == image().digest()
     assert report.image.meta == {"step": 1}
 
@@ -230,7 +230,7 @@ def test_a_joiner_that_takes_nothing_is_given_up() -> None:
         offer, released = server.offer(7, JOINER, image()), threading.Event()
 
         def hold(header: Any) -> StateImage:
-            assert not offer.wait(10)
+            assert offer.wait(10)
             released.set()
             return StateImage.allocate(header)
 
@@ -238,7 +238,7 @@ def test_a_joiner_that_takes_nothing_is_given_up() -> None:
             take(server, into=hold)
 
         assert released.is_set()
-        assert offer.cause == "joiner took nothing for too long"
+        assert (offer.completed, offer.cause) == (False, "joiner took nothing for too long")
 
 
 def test_a_short_secret_is_refused_on_both_sides(server: TransferServer) -> None:
