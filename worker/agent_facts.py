@@ -12,8 +12,8 @@ merely ended pauses them until the session is established again.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Callable
 from typing import Final, NoReturn
 
 import anyio
@@ -39,12 +39,16 @@ VITALS_BUDGET_S: Final = 2.0
 """Seconds after which a window of vitals that could not be put is given up."""
 
 
-class FactQueue:
-    """Facts of one incarnation that wait to be stated. `now_ms` gives Unix time."""
+def now_ms() -> int:
+    """Unix time of this machine, in ms."""
+    return time.time_ns() // 1_000_000
 
-    def __init__(self, session: NodeSession, now_ms: Callable[[], int]) -> None:
+
+class FactQueue:
+    """Facts of one incarnation that wait to be stated."""
+
+    def __init__(self, session: NodeSession) -> None:
         self._session = session
-        self._now_ms = now_ms
         self._waiting: deque[tuple[AnyEvent, int]] = deque()
         self._wake = anyio.Event()
         self._empty = anyio.Event()
@@ -61,7 +65,7 @@ class FactQueue:
         except EventTooLarge as error:
             log.error("not stated: %s", error)
             return
-        self._waiting.append((event, self._now_ms()))
+        self._waiting.append((event, now_ms()))
         if self._empty.is_set():
             self._empty = anyio.Event()
         self._wake.set()

@@ -1,13 +1,13 @@
-"""The training process of a node: started, watched, ended. Nothing of it outlives its agent.
+"""What an agent starts: its training process and probes. Nothing of it outlives the agent.
 
 What belongs here: one operating-system process and its descendants. What its end means, and what
 it says, does not.
 
 Theory of operation.
-- The process stays in the agent's process group: a node is one group, killable alone.
+- A child stays in the agent's process group: a node is one group, killable alone.
 - It dies with its agent: a tiny launcher sets the parent-death signal before it becomes the
-  training process. Setting it between fork and exec would run Python in a forked copy of a process
-  that has threads (gRPC's); the launcher costs about 10 ms and no such risk.
+  command. Setting it between fork and exec would run Python in a forked copy of a process that has
+  threads (gRPC's); the launcher costs about 10 ms and no such risk.
 - Its end is noticed through a pidfd, in the event loop, within a millisecond.
 - What it started (data loaders) carries a mark in its environment and is ended with it, orphans
   included: the agent adopts them (`adopt_orphans`) and finds them by the mark.
@@ -25,7 +25,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, Self
 
 import msgspec
 import psutil
@@ -39,13 +39,15 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 _LAUNCHER: Final = """
 import ctypes, os, sys
+parent, niceness, *command = sys.argv[1:]
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-if os.getppid() != int(sys.argv[1]):
+if os.getppid() != int(parent):
     sys.exit(1)
+os.nice(int(niceness))
 try:
-    os.execvp(sys.argv[2], sys.argv[2:])
+    os.execvp(command[0], command)
 except OSError as error:
-    sys.exit(f"cannot start {sys.argv[2]}: {error.strerror}")
+    sys.exit(f"cannot start {command[0]}: {error.strerror}")
 """
 
 _REAP_AFTER_S: Final = 0.5
@@ -89,11 +91,10 @@ def _reap(pids: Sequence[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-class TrainingProcess:
-    """One running training process. Made by `start`; `wait` may be awaited by many."""
+class Child:
+    """One running child. Made by `start`; `wait` may be awaited by many."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], channel: AgentChannel, mark: str) -> None:
-        self.channel = channel
+    def __init__(self, popen: subprocess.Popen[bytes], mark: str) -> None:
         self.pid = popen.pid
         self._popen = popen
         self._mark = mark
@@ -103,41 +104,36 @@ class TrainingProcess:
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_end)
 
     @classmethod
-    async def start(
+    def start(
         cls,
         command: Sequence[str],
         *,
-        log_path: Path,
+        stdout: IO[bytes],
+        stderr: IO[bytes],
         environment: Mapping[str, str] | None = None,
-    ) -> TrainingProcess:
-        """Start `command` with a channel to this process; its output is appended to `log_path`.
+        pass_fds: tuple[int, ...] = (),
+        niceness: int = 0,
+    ) -> Self:
+        """Start `command` in this process's group, `niceness` nicer than this process.
 
-        Call it on the main thread: the process dies with the *thread* that started it. A command
-        that cannot be started shows as a process that ends with code 1 and says so in its log.
+        Call it on the main thread: the child dies with the *thread* that started it. A command
+        that cannot be started shows as a child that ends with code 1 and says so on `stderr`.
 
         Raises:
-            OSError: the log cannot be opened, or no process can be made.
+            OSError: no process can be made.
         """
-        channel, theirs = await open_pair()
         mark = f"{os.getpid()}.{next(_serial)}"
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
-        env[FD_VARIABLE] = str(theirs.fileno())
-        env[MARK_VARIABLE] = mark
-        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
-        try:
-            with theirs, log_path.open("ab") as output:
-                popen = subprocess.Popen(  # noqa: ASYNC220 - returns once the launcher runs
-                    launcher,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                    pass_fds=(theirs.fileno(),),
-                )
-        except BaseException:
-            channel.close()
-            raise
-        return cls(popen, channel, mark)
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {}), MARK_VARIABLE: mark}
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(niceness)]
+        popen = subprocess.Popen(
+            [*launcher, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env=env,
+            pass_fds=pass_fds,
+        )
+        return cls(popen, mark)
 
     def _on_end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -158,20 +154,12 @@ class TrainingProcess:
         assert self._exit is not None
         return self._exit
 
-    def terminate(self) -> None:
-        """Ask it to end (SIGTERM); nothing if it has."""
-        self._signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """End it and its descendants now (SIGKILL); nothing if it has ended."""
         if self._exit is None:
-            self._signal(signal.SIGKILL)
-            self._kill_descendants()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._exit is None:
             with suppress(ProcessLookupError):
-                os.kill(self.pid, number)  # not yet waited for, so the id is still its own
+                os.kill(self.pid, signal.SIGKILL)  # not yet collected, so the id is still its own
+            self._kill_descendants()
 
     def _kill_descendants(self) -> None:
         """End what it started, wherever it hangs in the tree of this process."""
@@ -187,15 +175,50 @@ class TrainingProcess:
             asyncio.get_running_loop().call_later(_REAP_AFTER_S, _reap, killed)
 
     async def stop(self, grace_s: float) -> Exit:
-        """Wait up to `grace_s` seconds for its end, then end it; its channel is closed.
+        """Wait up to `grace_s` seconds for its end, then end it.
 
         Whoever asked it to end did so before.
         """
         try:
             async with asyncio.timeout(grace_s):
-                await self.wait()
+                return await self.wait()
         except TimeoutError:
             self.kill()
-        ended = await self.wait()
-        self.channel.close()
-        return ended
+        return await self.wait()
+
+
+class TrainingProcess:
+    """A training process: a child, and the channel to it. Made by `start`."""
+
+    def __init__(self, child: Child, channel: AgentChannel) -> None:
+        self.child = child
+        self.channel = channel
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        *,
+        log_path: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> TrainingProcess:
+        """Start `command` with a channel to this process; its output is appended to `log_path`.
+
+        Raises:
+            OSError: the log cannot be opened, or no process can be made.
+        """
+        channel, theirs = await open_pair()
+        number = theirs.fileno()
+        try:
+            with theirs, log_path.open("ab") as output:
+                child = Child.start(
+                    command,
+                    stdout=output,
+                    stderr=output,
+                    environment={**(environment or {}), FD_VARIABLE: str(number)},
+                    pass_fds=(number,),
+                )
+        except BaseException:
+            channel.close()
+            raise
+        return cls(child, channel)

@@ -1,0 +1,407 @@
+"""One incarnation of a node: its loops, from the first fact to the last.
+
+What belongs here: feeding the pure participant and performing what it returns. Every rule of the
+protocol is in `statemachine.participant`; every rule of being alive is in the node's session.
+
+Theory of operation. All loops run in one task group and end together, for one reason (`End`).
+Level-triggered: the newest desired topology and orders are kept, and fed again when the training
+process turns ready, since before that they mean nothing to it. Nothing here waits for the store:
+facts and vitals are handed to queues, so that training goes on while etcd is away. A lease that
+ended is taken again under the same incarnation and the training process never notices; only a
+declared loss ends it, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from typing import Final, NoReturn
+
+import anyio
+import anyio.abc
+import msgspec
+
+from controlplane.eventlog import (
+    EventLog,
+    EventLogError,
+    Fenced,
+    LeaseLost,
+    NodeSession,
+    Reread,
+    Retry,
+)
+from statemachine import events as e
+from statemachine import messages as m
+from statemachine.errors import CodecError, EventCorrupt
+from statemachine.participant import (
+    Instruction,
+    Outcome,
+    Participant,
+    RunRound,
+    Submit,
+    Tell,
+    on_desired,
+    on_message,
+    on_orders,
+)
+from statemachine.topology import Desired, Orders, decode_desired, decode_orders
+from statemachine.vitals import encode_vitals
+from worker.agent_facts import FactQueue, VitalsOutlet
+from worker.agent_settings import AgentSettings
+from worker.channel import ChannelClosed, FrameTooLarge
+from worker.supervise import Exit, TrainingProcess
+from worker.sweeper import ProbePort, Sweeper
+
+log = logging.getLogger("worker.agent")
+
+LAST_WORDS_S: Final = 0.5
+"""How long an ended process's channel is still listened to."""
+
+FENCE_PATIENCE_S: Final = 3.0
+"""How long a node whose training process ended waits to be declared lost before it gives up."""
+
+FAREWELL_S: Final = 2.0
+"""How long the store may take to hear that this node leaves."""
+
+_RETRY_S: Final = 0.1
+
+
+class EndKind(StrEnum):
+    """Why an incarnation is over."""
+
+    FINISHED = "finished"
+    """The job is finished."""
+    STOPPED = "stopped"
+    """The agent was asked to stop."""
+    FENCED = "fenced"
+    """Declared lost by the controller."""
+    CRASHED = "crashed"
+    """The training process ended without being asked to."""
+    FAILED = "failed"
+    """The store refuses for good."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """How an incarnation ended."""
+
+    kind: EndKind
+    reason: str
+    was_ready: bool = False
+    """Whether its training process ever reached its step loop."""
+
+
+class NodeLife:
+    """One incarnation. `run` it once."""
+
+    def __init__(
+        self, settings: AgentSettings, event_log: EventLog, session: NodeSession, probes: ProbePort
+    ) -> None:
+        self._settings = settings
+        self._event_log = event_log
+        self._session = session
+        self._probes = probes
+        self._facts = FactQueue(session)
+        self._vitals = VitalsOutlet(session)
+        self._sweeper = Sweeper(self._facts.put)
+        self._me = Participant(node=session.node, incarnation=session.incarnation, job=settings.job)
+        self._desired: Desired | None = None
+        self._orders: Orders | None = None
+        self._greeted = False
+        self._finished = False
+        self._stopping = False
+        self._job_over = anyio.Event()
+        self._heard_all = anyio.Event()
+        self._abort_timer: asyncio.TimerHandle | None = None
+        self._killed_for = ""
+        self._end: End | None = None
+        self._process: TrainingProcess
+        self._group: anyio.abc.TaskGroup
+
+    async def run(self, stop: anyio.Event) -> End:
+        """Live until the job is over, `stop` is set, or this incarnation cannot go on."""
+        self._facts.put(self._joined())
+        self._process = await self._start_process()
+        loops = (
+            self._keep_lease,
+            self._facts.run,
+            self._vitals.run,
+            self._follow_desired,
+            self._follow_orders,
+            self._hear,
+            self._watch_process,
+            lambda: self._await_stop(stop),
+        )
+        try:
+            async with anyio.create_task_group() as self._group:
+                for loop in loops:
+                    self._group.start_soon(self._guarded, loop)
+        finally:
+            self._disarm()
+            self._process.child.kill()
+        await self._process.child.wait()
+        assert self._end is not None
+        await self._say_farewell(self._end)
+        return msgspec.structs.replace(self._end, was_ready=self._me.ready is not None)
+
+    def _joined(self) -> e.NodeJoined:
+        return e.NodeJoined(
+            node=self._session.node,
+            incarnation=self._session.incarnation,
+            host=self._settings.host,
+            hardware=self._settings.hardware,
+            probe_port=self._probes.port,
+            pid=os.getpid(),
+            labels=self._settings.labels,
+        )
+
+    async def _start_process(self) -> TrainingProcess:
+        process = await TrainingProcess.start(
+            self._settings.command, log_path=self._settings.log_path
+        )
+        log.info(
+            "started training process %d: %s", process.child.pid, " ".join(self._settings.command)
+        )
+        return process
+
+    # --- ends ---------------------------------------------------------------------------------
+
+    async def _guarded(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop; what it raises on purpose ends this incarnation, anything else is a bug."""
+        try:
+            await loop()
+        except Fenced as fenced:
+            self._finish(EndKind.FENCED, str(fenced))
+        except (EventLogError, CodecError) as error:
+            self._finish(EndKind.FAILED, str(error))
+
+    def _finish(self, kind: EndKind, reason: str) -> None:
+        """Let everything end; the first reason is the one. A fenced node stops training at once."""
+        if self._end is not None:
+            return
+        if kind is EndKind.FENCED:
+            self._process.child.kill()
+            if self._killed_for:
+                kind, reason = EndKind.CRASHED, self._killed_for
+        self._end = End(kind, reason)
+        self._group.cancel_scope.cancel()
+
+    async def _say_farewell(self, end: End) -> None:
+        """Give the lease back, in good order where there is any; never longer than a moment."""
+        if end.kind is EndKind.FENCED:
+            return
+        in_order = end.kind in (EndKind.FINISHED, EndKind.STOPPED)
+        try:
+            with anyio.move_on_after(FAREWELL_S, shield=True) as scope:
+                if in_order:
+                    left = e.NodeLeft(
+                        node=self._session.node,
+                        incarnation=self._session.incarnation,
+                        reason=end.reason,
+                    )
+                    self._facts.put(left)
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self._facts.run)
+                    await self._facts.drained()
+                    group.cancel_scope.cancel()
+                await self._session.leave()
+        except* EventLogError as errors:
+            log.warning("left without saying so: %s", errors.exceptions[0])
+        else:
+            if scope.cancelled_caught:
+                log.warning("left without saying so: the store does not answer")
+
+    async def _await_stop(self, stop: anyio.Event) -> None:
+        await stop.wait()
+        self._stopping = True
+        reason = "the agent was asked to stop"
+        self._process.channel.send(m.Stop(reason=reason))
+        await self._process.child.stop(self._settings.stop_grace_s)
+        self._finish(EndKind.STOPPED, reason)
+
+    # --- the lease ----------------------------------------------------------------------------
+
+    async def _keep_lease(self) -> NoReturn:
+        while True:
+            try:
+                await self._session.run_renewal()
+            except LeaseLost as lost:
+                log.warning("%s; training goes on, coming back", lost)
+                await self._come_back()
+                log.warning("alive again as incarnation %d", self._session.incarnation)
+
+    async def _come_back(self) -> None:
+        """Take the lease again, however long the store is away; raises Fenced if it is too late."""
+        while True:
+            try:
+                await self._session.reestablish()
+            except LeaseLost:
+                pass  # it ended again meanwhile
+            except (Retry, Reread):
+                pass
+            else:
+                return
+            await anyio.sleep(_RETRY_S)
+
+    # --- what the fleet wants -----------------------------------------------------------------
+
+    async def _follow_desired(self) -> None:
+        async with self._event_log.watch_desired(self._settings.job) as view:
+            async for delta in view:
+                for item in delta.updated:
+                    self._on_desired(item.value)
+                if not self._greeted:
+                    log.info("waiting for job %s to be declared", self._settings.job)
+
+    def _on_desired(self, raw: bytes) -> None:
+        try:
+            self._desired = decode_desired(raw)
+        except EventCorrupt as error:
+            log.error("ignored: %s", error)
+            return
+        if not self._greeted:
+            self._greeted = True
+            self._process.channel.send(
+                m.Hello(
+                    node=self._session.node,
+                    incarnation=self._session.incarnation,
+                    declared=self._desired.declared,
+                    secret_path=str(self._settings.secret_path),
+                )
+            )
+        self._take(on_desired(self._me, self._desired))
+
+    async def _follow_orders(self) -> None:
+        async with self._event_log.watch_orders(self._settings.node) as view:
+            async for delta in view:
+                for item in delta.updated:
+                    self._on_orders(item.value)
+
+    def _on_orders(self, raw: bytes) -> None:
+        try:
+            self._orders = decode_orders(raw)
+        except EventCorrupt as error:
+            log.error("ignored: %s", error)
+            return
+        self._take(on_orders(self._me, self._orders))
+
+    def _take(self, outcome: Outcome) -> None:
+        """Become what the participant became, and perform what it asks."""
+        was_member = self._me.member
+        self._me, instructions = outcome
+        if self._me.stopped:
+            self._job_over.set()
+        self._perform(instructions, was_member)
+
+    def _perform(self, instructions: Sequence[Instruction], was_member: bool) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Tell(message=message):
+                    log.info("told the training process: %s", _brief(message))
+                    self._process.channel.send(message)
+                    self._watch_abort(message, was_member)
+                case Submit(event=event):
+                    self._facts.put(event)
+                case RunRound(sweep=sweep, round=name):
+                    self._group.start_soon(self._sweeper.run, sweep, name)
+
+    # --- what the training process says -------------------------------------------------------
+
+    async def _hear(self) -> None:
+        try:
+            while True:
+                self._on_message(await self._process.channel.receive())
+        except ChannelClosed:
+            pass
+        except (EventCorrupt, FrameTooLarge) as error:
+            self._kill(f"spoke nonsense: {error}")
+        finally:
+            self._heard_all.set()
+        if not (self._me.stopped or self._finished or self._stopping):
+            await anyio.sleep(self._settings.policy.abort_deadline_s)
+            self._kill("closed its channel and did not end")
+
+    def _on_message(self, said: m.FromWorker) -> None:
+        match said:
+            case m.Window(vitals=vitals):
+                self._vitals.put(encode_vitals(vitals))
+                return
+            case m.Parked() | m.Prepared() | m.Refused():
+                self._disarm()
+            case m.Finished():
+                self._finished = True
+            case _:
+                pass
+        log.info("the training process said: %s", _brief(said))
+        self._take(on_message(self._me, said))
+        if isinstance(said, m.Ready):  # only now do these mean anything to it
+            if self._desired is not None:
+                self._take(on_desired(self._me, self._desired))
+            if self._orders is not None:
+                self._take(on_orders(self._me, self._orders))
+
+    # --- a process that hangs, and one that ends ----------------------------------------------
+
+    def _watch_abort(self, message: m.ToWorker, was_member: bool) -> None:
+        """A member that does not leave an abandoned collective in time is killed."""
+        if isinstance(message, m.Cancel):
+            self._disarm()
+        if not isinstance(message, m.Prepare) or message.motive is not e.Motive.UNPLANNED:
+            return
+        if was_member and self._abort_timer is None:
+            deadline_s = self._settings.policy.abort_deadline_s
+            reason = f"did not leave its collectives {deadline_s:g} s after being told to"
+            self._abort_timer = asyncio.get_running_loop().call_later(
+                deadline_s, self._kill, reason
+            )
+
+    def _disarm(self) -> None:
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+            self._abort_timer = None
+
+    def _kill(self, reason: str) -> None:
+        if self._process.child.exit is None:
+            log.error("killing the training process: it %s", reason)
+            self._killed_for = self._killed_for or f"killed: it {reason}"
+            self._process.child.kill()
+
+    async def _watch_process(self) -> None:
+        ended = await self._process.child.wait()
+        with anyio.move_on_after(LAST_WORDS_S):
+            await self._heard_all.wait()
+        if self._stopping:
+            return
+        if ended.is_clean and (self._finished or self._me.stopped):
+            await self._job_over.wait()
+            self._finish(EndKind.FINISHED, "the job is finished")
+            return
+        await self._report_crash(ended)
+
+    async def _report_crash(self, ended: Exit) -> None:
+        """State it, and wait to be declared lost."""
+        reason = self._killed_for or f"the training process ended ({ended})"
+        self._killed_for = reason
+        log.error("%s; its output is in %s", reason, self._settings.log_path)
+        self._facts.put(
+            e.WorkerExited(
+                node=self._session.node,
+                incarnation=self._session.incarnation,
+                job=self._settings.job,
+                reason=reason,
+                exit_code=ended.code,
+                signal=ended.signal,
+            )
+        )
+        await self._facts.drained()
+        await anyio.sleep(FENCE_PATIENCE_S)
+        self._finish(EndKind.CRASHED, reason)
+
+
+def _brief(message: m.ToWorker | m.FromWorker) -> str:
+    """Name a message, and the transition that it belongs to."""
+    transition = getattr(message, "transition", None)
+    name = type(message).__name__
+    return name if transition is None else f"{name}(transition {transition})"

@@ -1,0 +1,210 @@
+"""Rounds of a sweep, measured by probe children; numbers only, the judgement is the controller's.
+
+What belongs here: starting probes (`worker.probes`) as children that can be killed, and turning
+what they print into the fact that a round was measured. Nothing here knows what a good number is:
+a probe that crashes, hangs or prints nonsense is a failure text with no measurements, which the
+controller takes as inconclusive, never as a pass.
+
+Theory of operation. A probe runs in a child because it may hang on broken hardware, niced because
+a training run may go on beside it. A partner's half of a link probe is a child too, started by the
+agent when somebody connects to the probe port (as inetd did with ``wait``): while no sweep runs,
+nothing runs, and no measurement shares the agent's event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import IO, Final
+
+import anyio
+import msgspec
+
+from statemachine.events import AnyEvent, SweepRequested, SweepRoundFinished
+from worker.agent_facts import now_ms
+from worker.supervise import Child
+
+log = logging.getLogger("worker.agent")
+
+PROBES: Final = {"solo": ("compute", "memory"), "reference": ("compute", "memory")}
+"""What each round measures on the node alone; "pair" runs the link probe against the partner."""
+
+BUDGET_S: Final = {"compute": 1.0, "memory": 1.0, "link": 1.0}
+"""Seconds of measuring that each probe gets."""
+
+START_S: Final = 20.0
+"""Seconds that a probe gets on top to start and to end: torch may have to be imported."""
+
+NICENESS: Final = 5
+"""Niceness of a probe: it yields to a training step, but not so much that it measures the queue."""
+
+ECHO_S: Final = 60.0
+"""Longest life of a partner's half of a link probe."""
+
+_OUTPUT_BYTES_MAX: Final = 64 * 1024
+
+
+class RoundFailed(Exception):
+    """A round gave no measurements; the message says why."""
+
+
+class Sweeper:
+    """Measures rounds; `state` takes the facts."""
+
+    def __init__(self, state: Callable[[AnyEvent], None]) -> None:
+        self._state = state
+        self._one_at_a_time = anyio.Lock()
+
+    async def run(self, sweep: SweepRequested, name: str) -> None:
+        """Measure one round and state the result; cancelled, it leaves no child."""
+        measurements: dict[str, float] = {}
+        failure = ""
+        async with self._one_at_a_time:
+            log.info("sweep %d: measuring round %s", sweep.sweep, name)
+            try:
+                measurements = await self._measure(sweep, name)
+            except RoundFailed as failed:
+                failure = str(failed)
+                log.warning("sweep %d: round %s: %s", sweep.sweep, name, failure)
+        finished = SweepRoundFinished(
+            sweep=sweep.sweep,
+            node=sweep.node,
+            incarnation=sweep.incarnation,
+            round=name,
+            measurements=measurements,
+            failure=failure,
+            partner=sweep.partner,
+        )
+        self._state(finished)
+
+    async def _measure(self, sweep: SweepRequested, name: str) -> dict[str, float]:
+        measurements: dict[str, float] = {}
+        for probe, arguments in _probes_of(sweep, name):
+            left_s = BUDGET_S[probe] + START_S
+            if sweep.deadline_at_ms:
+                left_s = min(left_s, (sweep.deadline_at_ms - now_ms()) / 1000)
+            if left_s <= 0:
+                raise RoundFailed(f"no time left for the {probe} probe")
+            measurements |= await run_probe(probe, arguments, left_s)
+        return measurements
+
+
+def _probes_of(sweep: SweepRequested, name: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The probes of a round, with the arguments of each."""
+    if name in PROBES:
+        return [(probe, ()) for probe in PROBES[name]]
+    if name == "pair":
+        if not sweep.partner_port:
+            raise RoundFailed("the partner has no probe port")
+        peer = ("--host", sweep.partner_host, "--port", str(sweep.partner_port))
+        return [("link", peer)]
+    raise RoundFailed(f"this agent knows no round {name!r}")
+
+
+async def run_probe(probe: str, arguments: Sequence[str], limit_s: float) -> dict[str, float]:
+    """Run one probe in a child and return its numbers; at most `limit_s` seconds.
+
+    Raises:
+        RoundFailed: it crashed, ran too long, or printed something else than numbers.
+    """
+    command = _command(probe, ("--budget-s", f"{BUDGET_S[probe]:g}", "--json", *arguments))
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        child = Child.start(command, stdout=output, stderr=errors, niceness=NICENESS)
+        try:
+            with anyio.move_on_after(limit_s) as scope:
+                await child.wait()
+        finally:
+            child.kill()
+        if scope.cancelled_caught or child.exit is None:
+            raise RoundFailed(f"the {probe} probe took over {limit_s:.0f} s and was killed")
+        if not child.exit.is_clean:
+            last = _last_line(errors).decode(errors="replace") or "no word"
+            raise RoundFailed(f"the {probe} probe ended with {child.exit}: {last}")
+        return _numbers(probe, _last_line(output))
+
+
+def _last_line(file: IO[bytes]) -> bytes:
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - _OUTPUT_BYTES_MAX))
+    return file.read().strip().rpartition(b"\n")[2]
+
+
+def _command(probe: str, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "worker.probes", "--probe", probe, *arguments]
+
+
+def _numbers(probe: str, line: bytes) -> dict[str, float]:
+    try:
+        found = msgspec.json.decode(line, type=dict[str, float])
+    except msgspec.MsgspecError as error:
+        raise RoundFailed(f"the {probe} probe printed no measurements: {error}") from error
+    if not found or not all(math.isfinite(value) for value in found.values()):
+        raise RoundFailed(f"the {probe} probe measured nothing: {found}")
+    return found
+
+
+# --- the partner's half -----------------------------------------------------------------------
+
+
+class ProbePort:
+    """A listening port whose callers are served by a child, one at a time."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+
+    @property
+    def port(self) -> int:
+        """Where partners connect."""
+        port = self._listener.getsockname()[1]
+        assert isinstance(port, int)
+        return port
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, host: str) -> AsyncIterator[ProbePort]:
+        """Listen at a free port of `host` while the body runs.
+
+        Raises:
+            OSError: the address is not this machine's.
+        """
+        with socket.create_server((host, 0)) as listener:
+            listener.setblocking(False)
+            port = cls(listener)
+            async with anyio.create_task_group() as group:
+                group.start_soon(port._serve)
+                yield port
+                group.cancel_scope.cancel()
+
+    async def _serve(self) -> None:
+        """Start a child whenever somebody calls; it accepts, serves until idle, and ends."""
+        while True:
+            await anyio.wait_readable(self._listener)
+            number = self._listener.fileno()
+            command = _command("echo", ("--listen-fd", str(number)))
+            with open(os.devnull, "wb") as nowhere:  # noqa: ASYNC230, PTH123 - a device, at once
+                child = Child.start(
+                    command,
+                    stdout=nowhere,
+                    stderr=nowhere,
+                    pass_fds=(number,),
+                    niceness=NICENESS,
+                )
+            try:
+                with anyio.move_on_after(ECHO_S):
+                    await child.wait()
+            finally:
+                child.kill()
+            if child.exit is None or not child.exit.is_clean:
+                log.warning("the echo of a link probe ended with %s", child.exit or "its deadline")
+                self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Drop a caller whom no child served, lest it be served by a failing child forever."""
+        with suppress(OSError):
+            self._listener.accept()[0].close()
