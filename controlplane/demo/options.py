@@ -1,0 +1,132 @@
+"""What a demo is asked to do, checked before anything is started.
+
+What belongs here: the knobs, and which of them contradict each other. How they are spelled on the
+command line is `controlplane.cli.demo`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from statemachine.detector import DetectorPolicy
+from statemachine.errors import UsageError
+from statemachine.ids import NodeId
+
+NODES_MAX: Final = 64
+STEPS_MIN: Final = 20
+STEPS_DEFAULT: Final = 600
+SLOW_FACTOR: Final = 1.4
+"""How much longer the own work of a grey node takes."""
+
+
+class BadDemo(UsageError):
+    """Knobs that contradict each other, or an input that is not there."""
+
+
+class Faults(StrEnum):
+    """Which nodes the demo hurts."""
+
+    NONE = "none"
+    KILL = "kill"
+    GREY = "grey"
+    BOTH = "both"
+
+    @property
+    def kills(self) -> bool:
+        """Whether an active node is killed."""
+        return self in (Faults.KILL, Faults.BOTH)
+
+    @property
+    def greys(self) -> bool:
+        """Whether an active node is made slow."""
+        return self in (Faults.GREY, Faults.BOTH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """One demo. `run_dir` is a folder that must not exist; None numbers one below `runs`."""
+
+    nodes: int = 4
+    standbys: int = 1
+    steps: int = STEPS_DEFAULT
+    faults: Faults = Faults.BOTH
+    data: Path | None = None
+    seed: int = 0
+    etcd: str = ""
+    etcd_port: int = 0
+    keep: bool = False
+    baseline: bool = True
+    run_dir: Path | None = None
+    runs: Path = Path("runs")
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            BadDemo: says which knob, why, and what to ask for instead.
+        """
+        self._check_numbers()
+        self._check_faults()
+        if self.data is not None:
+            check_data(self.data)
+        if self.etcd and self.etcd_port:
+            raise BadDemo(
+                "--etcd and --etcd-port: the first names a server that runs already, the second "
+                "the port of one to be started; give one of them"
+            )
+
+    def _check_numbers(self) -> None:
+        for flag, value, least, most in (
+            ("--nodes", self.nodes, 2, NODES_MAX),
+            ("--standbys", self.standbys, 0, NODES_MAX),
+            ("--steps", self.steps, STEPS_MIN, 1_000_000),
+        ):
+            if not least <= value <= most:
+                raise BadDemo(f"{flag} {value}: use {least} to {most}")
+
+    def _check_faults(self) -> None:
+        if self.faults is not Faults.NONE and self.standbys < 1:
+            raise BadDemo(
+                f"--faults {self.faults} with --standbys {self.standbys}: a node that leaves needs "
+                "a standby to take its slot; use --standbys 1 or more, or --faults none"
+            )
+        peers_min = DetectorPolicy().peers_min
+        if self.faults.greys and self.nodes <= peers_min:
+            raise BadDemo(
+                f"--faults {self.faults} with --nodes {self.nodes}: a grey node is found by "
+                f"comparison with at least {peers_min} peers; use --nodes {peers_min + 1} or more, "
+                "or --faults kill"
+            )
+
+    @property
+    def active(self) -> tuple[NodeId, ...]:
+        """Names of the nodes that hold the slots at the launch."""
+        return tuple(NodeId(f"n{number}") for number in range(self.nodes))
+
+    @property
+    def everyone(self) -> tuple[NodeId, ...]:
+        """Names of all nodes; the standbys come last."""
+        return tuple(NodeId(f"n{number}") for number in range(self.nodes + self.standbys))
+
+
+def check_data(path: Path) -> None:
+    """Refuse a file or folder of text that cannot be trained on.
+
+    Raises:
+        BadDemo: it is missing, unreadable or empty.
+    """
+    try:
+        if path.is_dir():
+            sizes = [each.stat().st_size for each in path.rglob("*") if each.is_file()]
+        else:
+            sizes = [path.stat().st_size]
+            path.open("rb").close()
+    except FileNotFoundError:
+        raise BadDemo(f"--data {path}: no such file or folder") from None
+    except OSError as error:
+        raise BadDemo(f"--data {path}: cannot be read ({error.strerror})") from error
+    if not sum(sizes):
+        raise BadDemo(f"--data {path}: holds no text; name a file or folder with some in it")

@@ -1,0 +1,136 @@
+"""The outcome of a demo, as one object: what `--json` prints and `outcome.json` holds.
+
+What belongs here: names of fields, which only grow. How it is shown to people: `tables`, `report`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from controlplane.demo.plot import Hurt, incidents_of
+from controlplane.demo.steps import JobStep, pause_ms
+from statemachine import events as e
+
+
+class IncidentOutcome(Struct, frozen=True, kw_only=True):
+    """One fault and its answer. Durations in ms.
+
+    `downtime_ms`: after a kill, until the first step was committed at full size again; in a
+    planned swap, the pause beyond an ordinary step. `pause_ms`: time between the last step before
+    and the first after, beyond an ordinary step, by the nodes' own notes.
+    """
+
+    kind: str
+    node: str
+    replacement: str
+    slot: int
+    steps_lost: int | None
+    downtime_ms: float | None
+    pause_ms: float | None
+    resume_step: int
+    phases: dict[str, float]
+    injected_at_ms: float
+    resumed_at_ms: float | None
+    transition: int
+    epoch: int
+    failed_sweeps: int
+    came_back: bool
+    reason: str
+
+
+class BaselineOutcome(Struct, frozen=True, kw_only=True):
+    """What a restart with `torchrun` costs: kill of one worker to the first new step of all.
+
+    `step_ms` is its ordinary step, `repeated_steps` what had been committed and was run again.
+    """
+
+    restart_ms: float
+    step_ms: float
+    repeated_steps: int
+
+
+class ClaimOutcome(Struct, frozen=True, kw_only=True):
+    """One thing that had to hold."""
+
+    claim: str
+    holds: bool
+    detail: str
+
+
+class Outcome(Struct, kw_only=True):
+    """Everything a demo found out."""
+
+    ok: bool = False
+    steps: int = 0
+    final_loss: float | None = None
+    weights_digest: str = ""
+    uninterrupted_digest: str = ""
+    incidents: list[IncidentOutcome] = field(default_factory=list)
+    baseline: BaselineOutcome | None = None
+    survivor_pids_unchanged: bool | None = None
+    events: int = 0
+    log: str = ""
+    report: str = ""
+    run_dir: str = ""
+    step_ms: float | None = None
+    uninterrupted_step_ms: float | None = None
+    first_loss: float | None = None
+    nodes: int = 0
+    standbys: int = 0
+    seed: int = 0
+    took_s: float = 0.0
+    claims: list[ClaimOutcome] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def failures(self) -> list[str]:
+        """Why it is not ok, one line each."""
+        broken = [
+            f"did not hold: {claim.claim} ({claim.detail})"
+            for claim in self.claims
+            if not claim.holds
+        ]
+        return [*([self.error] if self.error else []), *broken]
+
+
+def incident_outcomes(
+    log: list[e.Recorded], hurts: Sequence[Hurt], steps: Sequence[JobStep]
+) -> list[IncidentOutcome]:
+    """Each fault with the incident that it led to; a fault that nobody answered has none."""
+    outcomes = []
+    for hurt in hurts:
+        for found in incidents_of(log, hurt)[:1]:
+            pause = pause_ms(steps, found.resume_step)
+            planned = found.motive is e.Motive.PLANNED
+            outcomes.append(
+                IncidentOutcome(
+                    kind=hurt.kind,
+                    node=found.node,
+                    replacement=found.replacement,
+                    slot=found.slot,
+                    steps_lost=found.steps_lost,
+                    downtime_ms=pause if planned and pause is not None else found.downtime_ms,
+                    pause_ms=pause,
+                    resume_step=found.resume_step,
+                    phases={name: round(ms, 3) for name, ms in found.phases_ms.items()},
+                    injected_at_ms=hurt.at_ms,
+                    resumed_at_ms=found.ended_at_ms,
+                    transition=found.transition,
+                    epoch=found.epoch,
+                    failed_sweeps=hurt.failed_sweeps,
+                    came_back=hurt.came_back,
+                    reason=found.reason,
+                )
+            )
+    return outcomes
+
+
+def shown(path: Path) -> str:
+    """A path as people paste it: relative to where they are, where it is below."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path.resolve())

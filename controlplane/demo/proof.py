@@ -1,0 +1,190 @@
+"""What the demo claims, each claim with what it was checked against.
+
+What belongs here: pure judgement over what was seen. A claim that does not hold is the demo's
+failure, and its detail is the cause that is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from controlplane.demo.options import DemoOptions
+from controlplane.demo.plot import GREY, KILL, Hurt, incidents_of
+from controlplane.demo.steps import JobStep
+from statemachine import events as e
+from statemachine.ids import NodeId, Slot
+from statemachine.incidents import Incident, incidents
+
+STEPS_LOST_MAX = {KILL: 1, GREY: 0}
+"""A planned swap loses no step, an unplanned one at most the step in flight."""
+
+_EDGE_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One sentence, whether it holds, and the evidence in words."""
+
+    text: str
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a run ended: last step, digest of the weights and loss of each slot, in slot order."""
+
+    step: int
+    digests: tuple[str, ...]
+    losses: tuple[float | None, ...]
+
+    @property
+    def digest(self) -> str:
+        """The digest of the weights, if every slot holds the same; empty otherwise."""
+        return self.digests[0] if len(set(self.digests)) == 1 else ""
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of the slots' last losses, added in slot order."""
+        known = [loss for loss in self.losses if loss is not None]
+        return sum(known) / len(known) if known and len(known) == len(self.losses) else None
+
+
+def finish_of(log: Iterable[e.Recorded], holders: dict[Slot, NodeId]) -> Finish:
+    """How a run ended, from what the nodes in its slots said last."""
+    said = {r.event.node: r.event for r in log if isinstance(r.event, e.WorkerFinished)}
+    last = [said[holders[slot]] for slot in sorted(holders) if holders[slot] in said]
+    return Finish(
+        step=min((event.step for event in last), default=-1),
+        digests=tuple(event.weights_digest for event in last),
+        losses=tuple(event.loss for event in last),
+    )
+
+
+def claims_of_run(
+    options: DemoOptions,
+    log: list[e.Recorded],
+    hurts: Sequence[Hurt],
+    steps: Sequence[JobStep],
+    finish: Finish,
+) -> list[Claim]:
+    """What the run that was hurt has to show by itself."""
+    claims = [_finished(options, finish), _loss_fell(steps), _only_these(log, hurts)]
+    for hurt in hurts:
+        claims += _answered(log, hurt)
+    if hurts:
+        claims.append(_survivors(hurts, log))
+    return claims
+
+
+def _finished(options: DemoOptions, finish: Finish) -> Claim:
+    whole = finish.step == options.steps - 1 and len(finish.digests) == options.nodes
+    return Claim(
+        f"all {options.steps} steps were committed in all {options.nodes} slots",
+        whole,
+        f"last step {finish.step}, reported by {len(finish.digests)} slots",
+    )
+
+
+def _loss_fell(steps: Sequence[JobStep]) -> Claim:
+    losses = [step.loss for step in steps if step.loss is not None]
+    first, last = losses[:_EDGE_STEPS], losses[-_EDGE_STEPS:]
+    if len(losses) < 2 * _EDGE_STEPS:
+        return Claim("the loss fell", holds=False, detail=f"{len(losses)} losses were noted")
+    begin, end = sum(first) / len(first), sum(last) / len(last)
+    return Claim(
+        "the loss fell", end < begin, f"{begin:.3f} at the beginning, {end:.3f} at the end"
+    )
+
+
+def _only_these(log: list[e.Recorded], hurts: Sequence[Hurt]) -> Claim:
+    found = incidents(log)
+    hurt = [each.node for each in hurts]
+    return Claim(
+        "nobody was replaced who was not hurt",
+        sorted(found_one.node for found_one in found) == sorted(hurt),
+        f"hurt: {', '.join(hurt) or 'nobody'}; replaced: "
+        f"{', '.join(one.node for one in found) or 'nobody'}",
+    )
+
+
+def _answered(log: list[e.Recorded], hurt: Hurt) -> list[Claim]:
+    found = incidents_of(log, hurt)
+    if not found:
+        return [Claim(f"{hurt.node} was replaced after {hurt.kind}", holds=False, detail="no swap")]
+    incident = found[0]
+    planned = incident.motive is e.Motive.PLANNED
+    return [
+        Claim(
+            f"{hurt.node} was replaced after {hurt.kind}, by a transition that was "
+            f"{'planned' if hurt.kind == GREY else 'not planned'}",
+            planned == (hurt.kind == GREY) and incident.downtime_ms is not None,
+            f"{incident.motive} transition {incident.transition} to {incident.replacement}",
+        ),
+        Claim(
+            f"at most {STEPS_LOST_MAX[hurt.kind]} step was lost to it",
+            incident.steps_lost is not None and incident.steps_lost <= STEPS_LOST_MAX[hurt.kind],
+            f"{incident.steps_lost} lost, resumed at step {incident.resume_step}",
+        ),
+        Claim(f"{hurt.node} came back as standby", hurt.came_back, _way_back(hurt)),
+    ]
+
+
+def _way_back(hurt: Hurt) -> str:
+    if hurt.kind == KILL:
+        return "as a new incarnation"
+    return f"by its certificate, after {hurt.failed_sweeps} sweeps that it did not pass"
+
+
+def _survivors(hurts: Sequence[Hurt], log: list[e.Recorded]) -> Claim:
+    return Claim(
+        "no survivor was restarted",
+        survivors_unchanged(hurts, log),
+        "; ".join(_pids(hurt, found) for hurt in hurts for found in incidents_of(log, hurt)[:1]),
+    )
+
+
+def survivors_unchanged(hurts: Sequence[Hurt], log: list[e.Recorded]) -> bool:
+    """Whether every survivor of every fault is the same process as before it."""
+    for hurt in hurts:
+        found = incidents_of(log, hurt)
+        if not found or not found[0].survivors:
+            return False
+        for node in found[0].survivors:
+            before, after = hurt.before.get(node), hurt.after.get(node)
+            if before is None or before.born_at_s is None or before != after:
+                return False
+    return True
+
+
+def _pids(hurt: Hurt, incident: Incident) -> str:
+    said = [
+        f"{node} {hurt.before[node].pid}->{hurt.after[node].pid}"
+        for node in incident.survivors
+        if node in hurt.before and node in hurt.after
+    ]
+    return f"pids around {hurt.kind} of {hurt.node}: {', '.join(said) or 'unknown'}"
+
+
+def claims_of_sameness(hurt_run: Finish, plain: Finish) -> list[Claim]:
+    """What comparing with the uninterrupted run of the same seed has to show."""
+    same = bool(hurt_run.digest) and hurt_run.digest == plain.digest
+    return [
+        Claim(
+            "the final weights equal those of an uninterrupted run, bit for bit",
+            same,
+            f"{_short(hurt_run)} against {_short(plain)}",
+        ),
+        Claim(
+            "so does the final loss of every slot",
+            None not in hurt_run.losses and hurt_run.losses == plain.losses,
+            f"{hurt_run.loss!r} against {plain.loss!r}",
+        ),
+    ]
+
+
+def _short(finish: Finish) -> str:
+    if finish.digest:
+        return finish.digest[:16]
+    return "slots differ: " + ", ".join(digest[:8] or "none" for digest in finish.digests)

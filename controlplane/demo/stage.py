@@ -1,0 +1,189 @@
+"""A fleet with everything that looks at it, for as long as a block runs.
+
+What belongs here: putting a local fleet, its log and its chronicle together, starting nodes the
+same way every time, and noticing a part that ends when it should not. Both the run that is hurt and
+the one that is not are staged by this file, so that they differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+
+from controlplane.config import Settings
+from controlplane.demo.chronicle import Chronicle
+from controlplane.demo.options import DemoOptions
+from controlplane.eventlog import EventLog
+from controlplane.localfleet.children import Child
+from controlplane.localfleet.fleet import WINDOW_VARIABLE, FleetError, LocalFleet, example
+from controlplane.localfleet.folder import RunFolder
+from controlplane.server import opened
+from statemachine import events as e
+from statemachine.ids import JobId, NodeId
+from statemachine.lifecycle import NodeState
+
+JOB: Final = JobId("demo")
+OPERATOR: Final = "demo"
+
+WINDOW_S: Final = 1.0
+"""Length of a window of vitals; a real fleet has 30 s."""
+
+LAUNCH_S: Final = 90.0
+WARM_S: Final = 90.0
+
+KNOBS: Final[dict[str, object]] = {
+    "retry_cooldown_s": 1.0,
+    "launch_patience_s": 60.0,
+}
+"""What differs from a real fleet's policy: a demo has minutes where a fleet has days."""
+
+_LOOK_S: Final = 0.1
+
+
+@dataclass(slots=True)
+class Stage:
+    """A staged fleet. `hurt` names nodes whose end is expected."""
+
+    options: DemoOptions
+    fleet: LocalFleet
+    log: EventLog
+    chronicle: Chronicle
+    hurt: set[NodeId] = field(default_factory=set)
+
+    async def submit(self, event: e.AnyEvent) -> None:
+        """State an operator's act."""
+        await self.log.submit_operator(OPERATOR, event, round(time.time() * 1000))
+
+    async def declare(self, nodes: Sequence[NodeId], standbys: int) -> None:
+        """Declare the policy and the job, and start the nodes."""
+        await self.submit(e.PolicyChanged(version=1, knobs=dict(KNOBS), by=OPERATOR))
+        declared = e.JobDeclared(
+            job=JOB,
+            axes={"dp": self.options.nodes},
+            standbys=standbys,
+            seed=self.options.seed,
+            steps=self.options.steps,
+            by=OPERATOR,
+        )
+        await self.submit(declared)
+        for node in nodes:
+            self.start_node(node)
+
+    def start_node(self, node: NodeId) -> Child:
+        """Start a node, or start it again as a machine that was repaired."""
+        self.hurt.discard(node)
+        training = training_command(self.options)
+        return self.fleet.start_node(node, JOB, training, {WINDOW_VARIABLE: f"{WINDOW_S:g}"})
+
+    async def launched(self) -> None:
+        """Wait until the job trains with every slot filled."""
+        chronicle = self.chronicle
+
+        def runs() -> bool:
+            job = chronicle.job
+            return job is not None and job.launched and job.pending is None
+
+        await chronicle.until(runs, LAUNCH_S, "the launch")
+
+    async def warm(self, count: int, timeout_s: float = WARM_S) -> None:
+        """Wait until `count` nodes are standby, that is warm."""
+        chronicle = self.chronicle
+
+        def warm() -> bool:
+            nodes = chronicle.state.nodes
+            return sum(nodes[n].state is NodeState.STANDBY for n in nodes) >= count
+
+        await chronicle.until(warm, timeout_s, f"{count} warm standby nodes")
+
+    async def step(self, step: int, timeout_s: float) -> None:
+        """Wait until a step was committed."""
+        await self.chronicle.until(
+            lambda: self.chronicle.step >= step, timeout_s, f"step {step} to be committed"
+        )
+
+    async def finished(self, timeout_s: float) -> None:
+        """Wait until the job is finished."""
+        chronicle = self.chronicle
+
+        def over() -> bool:
+            return chronicle.job is not None and chronicle.job.finished
+
+        await chronicle.until(over, timeout_s, "the job to finish")
+
+    async def watch_children(self) -> None:
+        """Raise when a part of the fleet ends that was not hurt on purpose.
+
+        Raises:
+            FleetError: names it, says how it ended and what it wrote last.
+        """
+        while True:
+            for child in list(self.fleet.children()):
+                if child.exit_code is None or NodeId(child.name) in self.hurt:
+                    continue
+                job = self.chronicle.job
+                if job is not None and job.finished and child is not self.fleet.controller:
+                    continue
+                raise FleetError(
+                    f"{child.name} ended with code {child.exit_code}: {child.last_words()} "
+                    f"(log: {child.log_path})"
+                )
+            await anyio.sleep(_LOOK_S)
+
+
+def training_command(options: DemoOptions) -> list[str]:
+    """The command of the training process; the same on every node of both runs."""
+    command = [sys.executable, str(example("train_gpt.py")), "--steps", str(options.steps)]
+    if options.data is not None:
+        command += ["--data", str(options.data.resolve())]
+    return command
+
+
+@asynccontextmanager
+async def staged(
+    options: DemoOptions, folder: RunFolder, name: str, *, etcd_url: str = "", etcd_port: int = 0
+) -> AsyncIterator[Stage]:
+    """Stage a fleet; everything that it started is gone when the block is left.
+
+    Raises:
+        FleetError, EtcdMissing, EtcdServerError, StoreAbsent, EventLogError: a part does not
+            start, or ended.
+    """
+    folder.write_secret()
+    async with LocalFleet(folder, name, etcd_url=etcd_url, etcd_port=etcd_port) as fleet:
+        await fleet.start_etcd()
+        settings = Settings(etcd=fleet.etcd_url, fleet=name, demo=True)
+        async with opened(settings) as log:
+            stage = Stage(options, fleet, log, Chronicle(log, folder, JOB))
+            async with _watched(stage):
+                yield stage
+
+
+@asynccontextmanager
+async def _watched(stage: Stage) -> AsyncIterator[None]:
+    """Follow the log and the processes; the first error of either ends the block, unwrapped."""
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(stage.chronicle.follow_log)
+            group.start_soon(stage.chronicle.follow_vitals)
+            stage.fleet.start_controller()
+            group.start_soon(stage.watch_children)
+            yield
+            group.cancel_scope.cancel()
+    except BaseExceptionGroup as several:
+        raise _first(several) from None
+
+
+def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that matters of a group: the first that is not a cancellation."""
+    for error in several.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            return _first(error)
+        if not isinstance(error, anyio.get_cancelled_exc_class()):
+            return error
+    return several.exceptions[0]
