@@ -91,7 +91,8 @@ class Sweeper:
                 left_s = min(left_s, (sweep.deadline_at_ms - now_ms()) / 1000)
             if left_s <= 0:
                 raise RoundFailed(f"no time left for the {probe} probe")
-            measurements |= await run_probe(probe, arguments, left_s)
+            command = _command(probe, ("--budget-s", f"{BUDGET_S[probe]:g}", "--json", *arguments))
+            measurements |= await run_probe(probe, command, left_s)
         return measurements
 
 
@@ -107,13 +108,14 @@ def _probes_of(sweep: SweepRequested, name: str) -> list[tuple[str, tuple[str, .
     raise RoundFailed(f"this agent knows no round {name!r}")
 
 
-async def run_probe(probe: str, arguments: Sequence[str], limit_s: float) -> dict[str, float]:
+async def run_probe(probe: str, command: Sequence[str], limit_s: float) -> dict[str, float]:
     """Run one probe in a child and return its numbers; at most `limit_s` seconds.
+
+    The last line that `command` prints is the measurements, as one JSON object of numbers.
 
     Raises:
         RoundFailed: it crashed, ran too long, or printed something else than numbers.
     """
-    command = _command(probe, ("--budget-s", f"{BUDGET_S[probe]:g}", "--json", *arguments))
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         child = Child.start(command, stdout=output, stderr=errors, niceness=NICENESS)
         try:
