@@ -97,6 +97,9 @@ LATTICE: Final[tuple[tuple[str, str], ...]] = (
 before a transition that waits for it gives up."""
 
 
+_INNER: Final[Mapping[str, type[Struct]]] = {"detector": DetectorPolicy, "sweep": SweepPolicy}
+
+
 def policy_of(knobs: Mapping[str, Any], source: str = "policy") -> Policy:
     """A policy from the knobs that differ from the defaults.
 
@@ -122,6 +125,6 @@ def _refuse_unknown(knobs: Mapping[str, Any], kind: type[Struct], source: str) -
             near = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise BadPolicy(f"{source}.{name}: no such knob{hint}")
-        inner = {"detector": DetectorPolicy, "sweep": SweepPolicy}.get(name)
+        inner = _INNER.get(name)
         if inner is not None and isinstance(value, Mapping):
             _refuse_unknown(value, inner, f"{source}.{name}")

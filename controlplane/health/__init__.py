@@ -1,0 +1,1 @@
+"""Health on the control plane's side: vitals in, verdicts out."""

@@ -1,0 +1,139 @@
+"""Vitals in, the detector on, verdicts out.
+
+What belongs here: which vitals the detector gets to see, and in which order. What they mean is
+`statemachine.detector`; what a verdict leads to is decided like everything else.
+
+Rules: only incarnations that hold a slot by the fold are compared; a value that does not decode,
+or speaks for somebody else, is reported once per incarnation and ignored, since unknown is not
+unhealthy; an incarnation that is over is forgotten. Runs only while its controller leads.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import anyio
+from msgspec.structs import replace
+
+from controlplane import journal
+from controlplane.eventlog import View, VitalsItem
+from statemachine import events as e
+from statemachine.detector import DetectorState, Judgement, observe, restored
+from statemachine.errors import CodecError
+from statemachine.ids import NodeId
+from statemachine.lifecycle import NodeState
+from statemachine.state import FleetState
+from statemachine.vitals import Vitals, decode_vitals
+
+EXPIRY_CHECK_S = 5.0
+"""How often verdicts are looked at when no vitals arrive, in seconds."""
+
+
+class Collector:
+    """Feeds the detector. `states` gives the folded state as of now, `clock_ms` Unix time."""
+
+    def __init__(
+        self,
+        states: Callable[[], FleetState],
+        state_events: Callable[[Iterable[Judgement]], None],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._states = states
+        self._state_events = state_events
+        self._clock_ms = clock_ms
+        self._detector = restored(_standing(states()))
+        self._latest: dict[NodeId, Vitals] = {}
+        self._reported: set[tuple[NodeId, int]] = set()
+        self._notes: tuple[str, ...] = ()
+
+    @property
+    def latest(self) -> Mapping[NodeId, Vitals]:
+        """The last window of each node that reports."""
+        return self._latest
+
+    @property
+    def detector(self) -> DetectorState:
+        """What the detector remembers."""
+        return self._detector
+
+    def heard(self, recorded: Sequence[e.Recorded], state: FleetState) -> None:
+        """Listen to the log: forget who is gone, or is no longer compared."""
+        for entry in recorded:
+            event = entry.event
+            match event:
+                case e.NodeLost() | e.NodeLeft() | e.NodeJoined() | e.NodeQuarantined():
+                    self._detector = _forgotten(self._detector, event.node)
+                case e.VerdictWithdrawn():  # by its expiry, or by an operator
+                    standing = self._detector.standing.discard(event.node)
+                    self._detector = replace(self._detector, standing=standing)
+                case _:
+                    pass
+
+    async def run(self, view: View[VitalsItem]) -> None:
+        """Follow vitals until cancelled."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._run_expiry)
+            async for delta in view:
+                for item in delta.removed:
+                    self._latest.pop(item.node, None)
+                self._take(delta.updated)
+
+    def _take(self, items: Iterable[VitalsItem]) -> None:
+        batch = []
+        for item in items:
+            vitals = self._decoded(item)
+            if vitals is None:
+                continue
+            self._latest[item.node] = vitals
+            node = self._states().current(item.node, item.incarnation)
+            if node is not None and node.state is NodeState.ACTIVE:
+                batch.append(vitals)
+        self._observe(batch)
+
+    def _decoded(self, item: VitalsItem) -> Vitals | None:
+        try:
+            vitals = decode_vitals(item.value)
+            if (vitals.node, vitals.incarnation) == (item.node, item.incarnation):
+                return vitals
+            fault = f"speaks for {vitals.node}/{vitals.incarnation}"
+        except CodecError as error:
+            fault = str(error)
+        if (item.node, item.incarnation) not in self._reported:
+            self._reported.add((item.node, item.incarnation))
+            journal.warn("vitals ignored", node=item.node, why=fault)
+        return None
+
+    def _observe(self, batch: Sequence[Vitals]) -> None:
+        policy = self._states().policy.detector
+        seen = observe(self._detector, batch, self._clock_ms(), policy)
+        self._detector = seen.state
+        if seen.judgements:
+            self._state_events(seen.judgements)
+        if batch and seen.notes and seen.notes != self._notes:
+            self._notes = seen.notes
+            for note in seen.notes:
+                journal.note("detector", note=note)
+
+    async def _run_expiry(self) -> None:
+        while True:
+            await anyio.sleep(EXPIRY_CHECK_S)
+            self._observe(())
+
+
+def _forgotten(detector: DetectorState, node: NodeId) -> DetectorState:
+    """The detector without a node: no round waits for it, and nothing it did counts."""
+    cohorts = detector.cohorts
+    for key, cohort in detector.cohorts.items():
+        if node in cohort.gathered or node in cohort.awaited:
+            gathered, awaited = cohort.gathered.discard(node), cohort.awaited.discard(node)
+            cohorts = cohorts.insert(key, replace(cohort, gathered=gathered, awaited=awaited))
+    return replace(
+        detector,
+        records=detector.records.discard(node),
+        standing=detector.standing.discard(node),
+        cohorts=cohorts,
+    )
+
+
+def _standing(state: FleetState) -> list[e.VerdictIssued]:
+    """Verdicts of the fold that a detector that takes over must know of."""
+    found = (state.nodes[name].verdict for name in sorted(state.unsettled))
+    return [verdict for verdict in found if verdict is not None and verdict.detector]

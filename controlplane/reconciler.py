@@ -1,0 +1,185 @@
+"""The sequencer: the only writer of the log, for as long as its term lasts.
+
+What belongs here: when to take a turn, and making a planned turn true. What a turn does is `turn`;
+which decisions follow is the state machine's; neither is known here.
+
+Theory of operation. Level-triggered: a change of the inbox, an event stated by a part of the
+controller, or a deadline of the state machine wakes the loop; what it then does depends on what
+waits, not on what woke it. There is no pause and no debounce: while an append is under way more
+facts arrive, and the next turn takes them all (group commit). The ledger advances only after the
+store has answered the last append of a turn; until then the same append is repeated, since by its
+guards it is applied at most once, and only this term can move the head. Losing the term ends
+`run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NoReturn
+
+import anyio
+
+from controlplane.eventlog import (
+    Batch,
+    Delta,
+    InboxItem,
+    Leadership,
+    OutcomeUnknown,
+    Retry,
+    View,
+)
+from controlplane.projection import Touched
+from controlplane.turn import Ledger, Passed, Turn, plan_turn
+from statemachine.decide import next_deadline
+from statemachine.events import AnyEvent, Recorded
+from statemachine.state import FleetState
+
+PAUSE_S: Final = 0.05
+"""Pause between tries of an append while the store is away."""
+
+Identity = tuple[str, int, int]
+
+Listener = Callable[[Sequence[Recorded], FleetState], None]
+"""Told after each turn: what was recorded, and the state after it. Must not block or raise."""
+
+PassedListener = Callable[[str, Passed], None]
+"""Told once of each fact that did not enter: ``set aside`` or ``held back``, and why."""
+
+
+class Reconciler:
+    """One term of sequencing. `clock_ms` is Unix time in ms."""
+
+    def __init__(self, leadership: Leadership, ledger: Ledger, clock_ms: Callable[[], int]) -> None:
+        self.ledger = ledger
+        """What is in the log and in the projected keys, by every answered append."""
+        self.turns = 0
+        self.listeners: list[Listener] = []
+        self.passed_listeners: list[PassedListener] = []
+        self._leadership = leadership
+        self._clock_ms = clock_ms
+        self._waiting: dict[Identity, InboxItem] = {}
+        self._taken: set[Identity] = set()
+        self._reported: set[Identity] = set()
+        self._own: list[AnyEvent] = []
+        self._also: Touched | None = None
+        self._wake = anyio.Event()
+
+    @property
+    def state(self) -> FleetState:
+        """The folded state of the fleet."""
+        return self.ledger.state
+
+    # --- what wakes it ------------------------------------------------------------------------
+
+    def state_events(self, events: Iterable[AnyEvent]) -> None:
+        """Have the controller state events of its own in the next turn."""
+        self._own.extend(events)
+        self._wake.set()
+
+    def recheck(self, touched: Touched) -> None:
+        """Have projected keys compared with the fold in the next turn."""
+        self._also = touched if self._also is None else self._also.plus(touched)
+        self._wake.set()
+
+    def offer(self, delta: Delta[InboxItem]) -> None:
+        """Take note of facts that arrived in the inbox, or left it."""
+        for item in delta.removed:
+            self._waiting.pop(_identity(item), None)
+            self._taken.discard(_identity(item))
+        for item in delta.updated:
+            if _identity(item) not in self._taken:
+                self._waiting[_identity(item)] = item
+        if delta.updated:
+            self._wake.set()
+
+    async def run_inbox(self, view: View[InboxItem]) -> None:
+        """Feed the loop from the inbox, until cancelled."""
+        async for delta in view:
+            self.offer(delta)
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    async def run(self) -> NoReturn:
+        """Take turns until the term ends.
+
+        Raises:
+            Deposed, HeadMoved: the term is over; what was planned last is not in the log.
+            NoSpace, TooLarge, PermissionDenied: see the message.
+            InvariantBroken: see `plan_turn`.
+        """
+        while True:
+            self._wake = anyio.Event()
+            left = await self.take_turn()
+            if not left:
+                await self._sleep_until_due()
+
+    async def take_turn(self) -> bool:
+        """Take one turn now; return whether facts are left for which there was no room."""
+        own, self._own = self._own, []
+        also, self._also = self._also, None
+        facts = sorted(self._waiting.values(), key=_arrival)
+        turn = plan_turn(
+            self.ledger,
+            facts,
+            own,
+            now_ms=self._clock_ms(),
+            writer=self._leadership.controller,
+            also_project=also,
+        )
+        for batch in turn.batches:
+            self._take_out(batch.consumed)
+            await self._append(batch)
+        self._adopt(turn)
+        return bool(turn.left)
+
+    def _take_out(self, consumed: Iterable[InboxItem]) -> None:
+        """Keep facts that are about to leave the inbox from being taken twice."""
+        for item in consumed:
+            self._waiting.pop(_identity(item), None)
+            self._taken.add(_identity(item))
+
+    async def _append(self, batch: Batch) -> None:
+        """Append until it is answered; a term that ends meanwhile raises."""
+        while True:
+            try:
+                await self._leadership.append(batch)
+            except (Retry, OutcomeUnknown):
+                await anyio.sleep(PAUSE_S)
+            else:
+                return
+
+    def _adopt(self, turn: Turn) -> None:
+        self.ledger = turn.ledger
+        self.turns += 1
+        for passed in turn.set_aside:
+            self._waiting.pop(_identity(passed.item), None)
+        self._report("set aside", turn.set_aside)
+        self._report("held back", turn.held_back)
+        if turn.recorded:
+            for listener in self.listeners:
+                listener(turn.recorded, self.state)
+
+    def _report(self, outcome: str, passed: Sequence[Passed]) -> None:
+        for each in passed:
+            if _identity(each.item) not in self._reported:
+                self._reported.add(_identity(each.item))
+                for listener in self.passed_listeners:
+                    listener(outcome, each)
+
+    async def _sleep_until_due(self) -> None:
+        """Sleep until woken, or until the state machine's next deadline."""
+        now_ms = max(self._clock_ms(), self.state.at_ms)
+        due_ms = next_deadline(self.state, now_ms, self.state.policy)
+        if due_ms is None:
+            await self._wake.wait()
+            return
+        with anyio.move_on_after((due_ms - now_ms) / 1000):
+            await self._wake.wait()
+
+
+def _identity(item: InboxItem) -> Identity:
+    return item.writer, item.incarnation, item.counter
+
+
+def _arrival(item: InboxItem) -> tuple[int, str, int, int]:
+    return item.revision, *_identity(item)

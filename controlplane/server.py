@@ -1,0 +1,125 @@
+"""The controller's composition root: a store, a leadership, a term; again until told to stop.
+
+What belongs here: the order in which things begin and end. Losing a term is normal; whatever else
+ends a term ends the controller, in one line.
+"""
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+
+from controlplane import journal
+from controlplane.config import Settings
+from controlplane.errors import StoreAbsent
+from controlplane.eventlog import (
+    Deposed,
+    EventLog,
+    EventLogError,
+    HeadMoved,
+    Leadership,
+    OutcomeUnknown,
+    Retry,
+    open_store,
+)
+from controlplane.eventlog.versions import judge_version
+from controlplane.leadership import win
+from controlplane.term import Term
+
+OPEN_S = 3.0
+"""How long the store may take to answer the first time, in seconds."""
+
+RESIGN_S = 1.0
+"""How long giving the leadership back may take, in seconds."""
+
+PAUSE_S = 0.5
+"""Pause after a campaign that the store did not answer, in seconds."""
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[EventLog]:
+    """Open the fleet's log for as long as the body runs.
+
+    Raises:
+        StoreAbsent: nobody answers within `OPEN_S`.
+        UnsupportedServer: the store is too old.
+        ValueError: the URL or a TLS file is wrong.
+    """
+    try:
+        with anyio.fail_after(OPEN_S):
+            store = await open_store(settings.etcd, settings.tls, demo=settings.demo)
+    except (Retry, TimeoutError) as error:
+        raise StoreAbsent(
+            f"no etcd answers at {settings.etcd} within {OPEN_S:.0f} s: start one, or name "
+            "another with --etcd or CHANGEOVER_ETCD"
+        ) from error
+    try:
+        yield EventLog(store, settings.fleet)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await store.aclose()
+
+
+async def run_controller(settings: Settings, *, wait: bool = True) -> None:
+    """Lead a fleet, or stand by to, until SIGTERM or SIGINT; then resign.
+
+    Raises:
+        LeaderPresent: `wait` is false, and another controller leads.
+        StoreAbsent, UnsupportedServer, LogCorrupt, InvariantBroken, NoSpace, PermissionDenied.
+    """
+    async with opened(settings) as log, anyio.create_task_group() as group:
+        group.start_soon(_until_signalled, group.cancel_scope)
+        await _warn_of_version(log, settings)
+        await lead_again_and_again(log, settings, wait=wait)
+
+
+async def _until_signalled(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            journal.note("stopping", signal=signal.Signals(number).name)
+            scope.cancel()
+            return
+
+
+async def _warn_of_version(log: EventLog, settings: Settings) -> None:
+    with suppress(Retry):
+        info = await log.server_info()
+        warning = judge_version(info.version, demo=settings.demo)
+        if warning:
+            journal.warn(warning, etcd=settings.etcd)
+
+
+async def lead_again_and_again(log: EventLog, settings: Settings, *, wait: bool) -> None:
+    """Campaign, lead, be deposed, campaign again; without end."""
+    while True:
+        if wait:
+            journal.note("campaigning", controller=settings.controller, fleet=settings.fleet)
+        try:
+            leadership = await win(log, settings, wait=wait)
+        except (Retry, OutcomeUnknown) as error:
+            journal.warn("the campaign goes on", why=error)
+            await anyio.sleep(PAUSE_S)
+            continue
+        journal.note("leading", controller=settings.controller, term=leadership.term)
+        try:
+            await _lead(log, leadership, settings)
+        except* (Deposed, HeadMoved, Retry) as over:
+            journal.warn("the term is over", term=leadership.term, why=_first_of(over))
+        wait = True
+
+
+async def _lead(log: EventLog, leadership: Leadership, settings: Settings) -> None:
+    try:
+        await Term(log, leadership, knobs=settings.knobs).run()
+    finally:
+        with anyio.move_on_after(RESIGN_S, shield=True), suppress(EventLogError):
+            await leadership.resign()
+
+
+def _first_of(group: BaseExceptionGroup[EventLogError]) -> BaseException:
+    """The innermost first error of a group."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
