@@ -1,62 +1,35 @@
 """One round: windows of nodes in the same role of the same job, compared with each other.
 
 What belongs here: from one window per node to evidence per node. No memory of earlier rounds but
-one number, how noisy they were; no verdicts (`detector`).
+one series, how noisy they were; no verdicts (`judgement`).
 
 Theory of operation. In synchronous training all ranks finish a step together, so step times say
 nothing about who is slow. A straggler *works* long while its peers *wait*, and waits little
-itself. Work and waiting are timed apart; only if both say the same does a window accuse. Windows
-are paired by the steps they cover, never by the clocks of the nodes.
+itself. Work and waiting are timed apart; a window accuses only if both say the same. Windows are
+paired by the steps they cover, never by the clocks of the nodes.
 """
 
 from collections.abc import Mapping, Sequence
-from math import log
+from math import fsum, log, sqrt
 from typing import Final
 
 from msgspec import Struct
 
+from statemachine.detector_policy import DetectorPolicy
 from statemachine.ids import NodeId
 from statemachine.vitals import CPU_MS, STEP_MS, TRAINING, WAIT_MS, WORK_MS, Vitals, median
 
-PEERS_ALONE_MAX: Final = 32
-"""Up to so many peers a node is left out of its own comparison; above, it cannot move a median."""
-
+_ALONE_MAX: Final = 32  # above so many peers, a node's own value does not move their median
 _MAD_TO_SIGMA: Final = 1.4826
 _SMALL_SAMPLE: Final = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129}
-
-
-class ComparisonPolicy(Struct, frozen=True, kw_only=True):
-    """What it takes for one window to accuse. Ratios and shares have no unit."""
-
-    peers_min: int = 3
-    """Nodes that a node must be comparable with."""
-
-    samples_min: int = 3
-    """Steps in a window, below which its medians mean nothing."""
-
-    watch_ratio: float = 1.05
-    """Own work over the peers' median, from which a window may accuse."""
-
-    wait_share_min: float = 0.5
-    """Share of the excess work that peers must be seen waiting for."""
-
-    cpu_share_min: float = 0.5
-    """Share of the excess work that shows as processor time, for that indicator to speak."""
-
-    effect_min: float = 0.03
-    """Share by which every step is longer because of the node; below, it costs nobody anything."""
-
-    indicators_min: int = 2
-    """Indicators that must speak in a window for it to accuse."""
-
-    noise_floor: float = 0.015
-    """Least relative noise of work between equal nodes that is believed."""
+_MEDIAN_VARIANCE: Final = 1.571  # pi / 2: variance of a median over that of a mean
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """One indicator in one window: own value, the peers' median, and a score of its own kind.
+    """One indicator in one window: own value, the peers' median, a score.
 
-    The score is standard deviations of noise for work, share of the excess for the others.
+    The score of work is standard deviations of noise; of any other, its share of what the excess
+    work would explain.
     """
 
     metric: str
@@ -66,23 +39,28 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """What one window says about one node. `accuses` when enough indicators spoke, none against.
+    """What one window says about one node.
 
-    `effect` is the share by which steps are longer because of the node; `wait_gap_ms` how much
-    longer its peers wait per step than it does, or None where waiting was not measured.
+    `ratio` is its work over its peers' median; `effect` the share by which all steps are longer
+    because of it; `sigma` the relative noise of `ratio`; `accuses` when enough indicators spoke and
+    none against.
     """
 
     window: int
     ratio: float
-    effect: float
+    sigma: float
     peers: int
-    accuses: bool
-    readings: tuple[Reading, ...]
-    wait_gap_ms: float | None = None
+    effect: float = 0.0
+    accuses: bool = False
+    readings: tuple[Reading, ...] = ()
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Outcome of one round: evidence by node, who was left out and why, how noisy it was."""
+    """Outcome of one round: evidence by node, and who was left out and why.
+
+    `work_ms` is the median work of all, `noise` the relative noise of work in this round alone;
+    both are 0 when there was nothing to compare.
+    """
 
     evidence: dict[NodeId, Evidence]
     left_out: dict[NodeId, str]
@@ -91,28 +69,29 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    windows: Mapping[NodeId, Vitals], earlier_noise: Sequence[float], policy: ComparisonPolicy
+    windows: Mapping[NodeId, Vitals], earlier_noise: Sequence[float], policy: DetectorPolicy
 ) -> Comparison:
     """Compare one window of each node with those of its peers.
 
-    `earlier_noise` is the noise of earlier rounds of the same nodes; it steadies an estimate that
-    a round of four nodes cannot give alone.
+    `earlier_noise` is the noise of earlier rounds of the same cohort: a round of four nodes says
+    little about noise, thirty of them say enough.
     """
     left_out = {node: why for node in sorted(windows) if (why := _unfit(windows[node], policy))}
-    fit = [windows[node] for node in sorted(windows) if node not in left_out]
-    fit, strays = _same_steps(fit)
-    left_out |= dict.fromkeys(strays, "covers other steps than its peers")
+    fit, strays = _same_steps([windows[node] for node in sorted(windows) if node not in left_out])
+    left_out |= dict.fromkeys(strays, "it covers other steps than its peers")
     if len(fit) <= policy.peers_min:
-        few = f"{len(fit)} comparable nodes; {policy.peers_min + 1} are needed"
-        left_out |= {vitals.node: few for vitals in fit}
-        return Comparison(evidence={}, left_out=left_out)
-    noise = _noise([_p50(vitals, WORK_MS) for vitals in fit])
-    sigma = max(policy.noise_floor, median([*earlier_noise, noise]))
+        few = f"{len(fit)} comparable, {policy.peers_min + 1} needed"
+        return Comparison(
+            evidence={}, left_out=left_out | dict.fromkeys((v.node for v in fit), few)
+        )
     columns = {name: _Column(fit, name) for name in (WORK_MS, WAIT_MS, CPU_MS, STEP_MS)}
+    work = columns[WORK_MS]
+    noise = _noise(list(work.values.values()))
+    series = [*earlier_noise, noise]
+    between_two = max(policy.noise_floor, fsum(series) / len(series))
+    sigma = between_two * sqrt(1 + _MEDIAN_VARIANCE / (len(fit) - 1))
     evidence = {vitals.node: _evidence(vitals, columns, sigma, policy) for vitals in fit}
-    return Comparison(
-        evidence=evidence, left_out=left_out, work_ms=columns[WORK_MS].all_median, noise=noise
-    )
+    return Comparison(evidence=evidence, left_out=left_out, work_ms=work.all_median, noise=noise)
 
 
 class _Column:
@@ -120,80 +99,66 @@ class _Column:
 
     def __init__(self, fit: Sequence[Vitals], metric: str) -> None:
         self.metric = metric
-        self.values = {
-            vitals.node: measured.p50 for vitals in fit if (measured := vitals.measured(metric))
-        }
+        self.values = {v.node: read.p50 for v in fit if (read := v.measured(metric))}
         self.all_median = median(list(self.values.values())) if self.values else 0.0
 
-    def peers_median(self, node: NodeId, peers_min: int) -> float | None:
-        others = len(self.values) - (node in self.values)
-        if others < peers_min:
-            return None
-        if others > PEERS_ALONE_MAX:
+    def peers_median(self, node: NodeId) -> float:
+        if len(self.values) > _ALONE_MAX:
             return self.all_median
         return median([value for other, value in self.values.items() if other != node])
 
+    def reading(self, node: NodeId, explained: float, peers_min: int) -> Reading | None:
+        """Read the metric as a share of `explained`; None where too few measured it."""
+        own = self.values.get(node)
+        if own is None or len(self.values) <= peers_min:
+            return None
+        peers = self.peers_median(node)
+        return Reading(
+            metric=self.metric, value=own, peers_median=peers, score=(own - peers) / explained
+        )
+
 
 def _evidence(
-    vitals: Vitals, columns: Mapping[str, _Column], sigma: float, policy: ComparisonPolicy
+    vitals: Vitals, columns: Mapping[str, _Column], sigma: float, policy: DetectorPolicy
 ) -> Evidence:
     node, peers = vitals.node, len(columns[WORK_MS].values) - 1
-    work = columns[WORK_MS].values[node]
-    peers_work = columns[WORK_MS].peers_median(node, policy.peers_min) or work
-    ratio, excess = work / peers_work, work - peers_work
-    calm = Evidence(
-        window=vitals.window, ratio=ratio, effect=0.0, peers=peers, accuses=False, readings=()
-    )
+    own, usual = columns[WORK_MS].values[node], columns[WORK_MS].peers_median(node)
+    ratio, excess = own / usual, own - usual
     if ratio < policy.watch_ratio:
-        return calm
-    readings = [
-        Reading(metric=WORK_MS, value=work, peers_median=peers_work, score=log(ratio) / sigma)
-    ]
-    waits = _reading(node, columns[WAIT_MS], -excess, policy)
-    burns = _reading(node, columns[CPU_MS], excess, policy)
-    if waits and waits.score >= policy.wait_share_min:
-        readings.append(waits)
-    if burns and burns.score >= policy.cpu_share_min:
-        readings.append(burns)
+        return Evidence(window=vitals.window, ratio=ratio, sigma=sigma, peers=peers)
+    score = log(ratio) / sigma
+    works = Reading(metric=WORK_MS, value=own, peers_median=usual, score=score)
+    waits = columns[WAIT_MS].reading(node, -excess, policy.peers_min)
+    burns = columns[CPU_MS].reading(node, excess, policy.peers_min)
     contradicted = waits is not None and waits.score < policy.wait_share_min
-    step = columns[STEP_MS].values.get(node, work)
-    effect = excess / max(step - excess, peers_work)
+    spoke = [works]
+    if waits is not None and not contradicted:
+        spoke.append(waits)
+    if burns is not None and burns.score >= policy.cpu_share_min:
+        spoke.append(burns)
+    step = columns[STEP_MS].values.get(node, own)
+    effect = excess / max(step - excess, usual)
+    enough = len(spoke) >= policy.indicators_min and effect >= policy.effect_min
     return Evidence(
         window=vitals.window,
         ratio=ratio,
-        effect=effect,
+        sigma=sigma,
         peers=peers,
-        accuses=not contradicted
-        and len(readings) >= policy.indicators_min
-        and effect >= policy.effect_min,
-        readings=tuple(readings),
-        wait_gap_ms=waits.peers_median - waits.value if waits else None,
+        effect=effect,
+        accuses=enough and not contradicted,
+        readings=tuple(spoke),
     )
 
 
-def _reading(
-    node: NodeId, column: _Column, expected: float, policy: ComparisonPolicy
-) -> Reading | None:
-    """Read an indicator that should differ from the peers by `expected` if the node is slow."""
-    peers = column.peers_median(node, policy.peers_min)
-    own = column.values.get(node)
-    if peers is None or own is None:
-        return None
-    return Reading(
-        metric=column.metric, value=own, peers_median=peers, score=(own - peers) / expected
-    )
-
-
-def _unfit(vitals: Vitals, policy: ComparisonPolicy) -> str:
+def _unfit(vitals: Vitals, policy: DetectorPolicy) -> str:
     """Say why a window cannot be compared with any other; empty if it can."""
     work = vitals.measured(WORK_MS)
     if vitals.phase != TRAINING:
-        return f"in phase {vitals.phase}"
+        return f"it is in phase {vitals.phase}"
     if work is None or work.p50 <= 0:
-        return f"blind: no {WORK_MS}"
-    if min(work.count, vitals.steps) < policy.samples_min:
-        return f"{min(work.count, vitals.steps)} steps; {policy.samples_min} are needed"
-    return ""
+        return f"it is blind: no {WORK_MS}"
+    steps = min(work.count, vitals.steps)
+    return f"{steps} steps, {policy.samples_min} needed" if steps < policy.samples_min else ""
 
 
 def _same_steps(fit: Sequence[Vitals]) -> tuple[list[Vitals], list[NodeId]]:
@@ -213,9 +178,3 @@ def _noise(work: Sequence[float]) -> float:
     deviation = median([abs(log(value / middle)) for value in work])
     count = len(work)
     return _MAD_TO_SIGMA * _SMALL_SAMPLE.get(count, count / (count - 0.8)) * deviation
-
-
-def _p50(vitals: Vitals, metric: str) -> float:
-    measured = vitals.measured(metric)
-    assert measured is not None, f"{vitals.node} was let through without {metric}"
-    return measured.p50

@@ -1,119 +1,58 @@
 """Windows of vitals in, verdicts out: a grey node is told from its peers, nobody else.
 
-What belongs here: memory of rounds, how long a deviation must last, verdicts that stand, are
-renewed, withdrawn or expire. How one round is compared: `comparison`. Sans I/O: the caller brings
-the vitals, the time and the policy, and appends what comes back.
+What belongs here: which windows are compared with which, and what is remembered between rounds.
+How one round is compared: `comparison`; what evidence amounts to: `judgement`; the knobs:
+`detector_policy`. Sans I/O: the caller brings vitals, time and policy, and appends what comes back.
 
 Theory of operation.
-1. *Cohort*: nodes in the same role of the same job. A *round* of a cohort takes one window of
+1. *Cohort*: the nodes in the same role of the same job. A *round* of a cohort takes one window of
    each; it closes when all that were in the last round have reported, or when one reports twice.
    So windows that arrive together are compared, whatever the nodes' clocks say.
 2. *Evidence*: a round says of each node by which ratio it worked longer than its peers, and
-   whether the indicators agree (`accuses`). Unreadable windows are no evidence, for or against.
-3. *Sustained*: a verdict needs that windows in a row accuse (one in four may fail to) and that
-   their median ratio reaches its level and stands out of the noise of the last rounds. The less a
-   node is slow, the longer it has to be.
-4. *Hysteresis*: a verdict falls only when the median over more windows is near the peers again,
-   or when it expires without renewal. A worse verdict replaces a milder one, never the reverse.
+   whether the indicators agree. A window that cannot be read is no evidence, for or against.
+3. *Sustained*: a verdict needs windows in a row that accuse (one in four may be silent), whose
+   median ratio reaches its tier and stands out of the noise of the last rounds.
+4. *Hysteresis*: a verdict falls only when more windows than that are near the peers again, or when
+   it expires without confirmation. A worse verdict replaces a milder one, never the reverse.
 5. A slowdown of all shows as no ratio at all: it is noted, and flags nobody.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import log, sqrt
-from typing import Final
+from __future__ import annotations  # rpds maps take no subscript at run time
+
+from collections.abc import Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
 from rpds import HashTrieMap, HashTrieSet
 
-from statemachine.comparison import Comparison, ComparisonPolicy, Evidence, compare
-from statemachine.errors import BadPolicy
-from statemachine.events import Indicator, Verdict, VerdictIssued, VerdictWithdrawn
+from statemachine.comparison import Comparison, Evidence, compare
+from statemachine.detector_policy import DetectorPolicy
+from statemachine.events import VerdictIssued
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role
+from statemachine.judgement import VERSION, Case, Judgement, expired, judge
 from statemachine.vitals import Vitals, median
 
-VERSION: Final = "peers-1"
-"""Name of the rule set, written into each verdict."""
-
-Judgement = VerdictIssued | VerdictWithdrawn
-
-_MEDIAN_TO_MEAN: Final = 1.2533  # standard error of a median over that of a mean
-
-
-class DetectorPolicy(ComparisonPolicy, frozen=True, kw_only=True):
-    """All knobs of the detector. Windows are those of vitals (30 s by default, 1 s in demos)."""
-
-    degraded_ratio: float = 1.08
-    """Median ratio of a degraded node. Below 1.10, so that a true 10 % is found in spite of noise."""
-
-    faulty_ratio: float = 1.18
-    """Median ratio of a node that is swapped at once."""
-
-    windows_to_suspect: int = 3
-    windows_to_judge: int = 4
-    """Windows in a row until a node as slow as `faulty_ratio` is judged."""
-
-    windows_to_degrade: int = 8
-    """Windows in a row until a node as slow as `degraded_ratio` is judged."""
-
-    windows_to_clear: int = 10
-    """Windows whose median must be near the peers again before a verdict is withdrawn."""
-
-    clear_ratio: float = 1.04
-    """Median ratio below which a verdict is withdrawn."""
-
-    z_min: float = 4.0
-    """Standard deviations of noise by which the median of the windows must stand out."""
-
-    grace_windows: int = 2
-    """Windows that count for nothing after a node joined or the epoch changed."""
-
-    gap_windows_max: int = 2
-    """Windows that may be missing before what came earlier is forgotten."""
-
-    verdict_ttl_s: float = 900.0
-    """How long a verdict stands without being renewed, s."""
-
-    rounds_remembered: int = 16
-    """Rounds whose noise and pace are remembered."""
-
-    common_ratio: float = 1.2
-    """Pace of a whole cohort over its own earlier pace, from which all count as slow."""
-
-    def __post_init__(self) -> None:
-        """Refuse knobs that contradict each other.
-
-        Raises:
-            BadPolicy: names the inequality that fails, with the numbers.
-        """
-        rising = ("clear_ratio", "watch_ratio", "degraded_ratio", "faulty_ratio")
-        longer = ("windows_to_suspect", "windows_to_judge", "windows_to_degrade", "windows_to_clear")
-        for names in (rising, longer):
-            for low, high in zip(names, names[1:], strict=False):
-                if getattr(self, low) > getattr(self, high):
-                    numbers = f"{getattr(self, low)} > {getattr(self, high)}"
-                    raise BadPolicy(f"detector: {low} <= {high} does not hold: {numbers}")
-        floors = {"clear_ratio": 1.0, "windows_to_suspect": 1, "peers_min": 2, "noise_floor": 1e-6,
-                  "indicators_min": 2, "verdict_ttl_s": 1e-3, "rounds_remembered": 1}
-        for name, floor in floors.items():
-            if getattr(self, name) < floor:
-                raise BadPolicy(f"detector: {name} is {getattr(self, name)}; at least {floor}")
+__all__ = ["VERSION", "DetectorPolicy", "DetectorState", "Judgement", "Observation"]
+__all__ += ["observe", "restored"]
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """What is remembered of one node: its place, how new it is there, its last evidence."""
+    """What is remembered of one node: its place, its last window, its last evidence.
+
+    `fresh` counts its windows since it joined or the epoch changed.
+    """
 
     incarnation: Incarnation
     job: JobId
     role: Role
     epoch: Epoch
     window: int
-    fresh: int = 0
+    fresh: int = 1
     evidence: tuple[Evidence, ...] = ()
 
 
 class Cohort(Struct, frozen=True, kw_only=True):
-    """Nodes in one role of one job: the round being gathered, and the pace of earlier ones."""
+    """Nodes in one role of one job: the round being gathered, noise and pace of earlier ones."""
 
     epoch: Epoch
     gathered: HashTrieMap[NodeId, Vitals] = HashTrieMap()
@@ -123,7 +62,7 @@ class Cohort(Struct, frozen=True, kw_only=True):
 
 
 class DetectorState(Struct, frozen=True, kw_only=True):
-    """Everything the detector remembers; structure-shared, so a copy costs nothing."""
+    """Everything the detector remembers; structure-shared, so keeping an old one costs nothing."""
 
     records: HashTrieMap[NodeId, Record] = HashTrieMap()
     cohorts: HashTrieMap[tuple[JobId, Role], Cohort] = HashTrieMap()
@@ -131,10 +70,9 @@ class DetectorState(Struct, frozen=True, kw_only=True):
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """What came of a batch: the next state, events to append, and remarks that change nothing.
+    """What came of a batch: the next state, events to append, and notes that change nothing.
 
-    Notes are of the cohort whose round closed; they repeat while they hold, so log them when they
-    change.
+    Notes repeat in each round while they hold, so log them when they change.
     """
 
     state: DetectorState
@@ -143,56 +81,187 @@ class Observation(Struct, frozen=True, kw_only=True):
 
 
 def restored(verdicts: Iterable[VerdictIssued]) -> DetectorState:
-    """Return the state of a detector that takes over: verdicts stand, evidence starts anew."""
-    return DetectorState(standing=HashTrieMap({verdict.node: verdict for verdict in verdicts}))
+    """Return the state of a detector that takes over: verdicts stand, evidence begins anew.
+
+    Verdicts that no detector issued are an operator's affair and left alone.
+    """
+    return DetectorState(standing=HashTrieMap({v.node: v for v in verdicts if v.detector}))
 
 
 def observe(
     state: DetectorState, batch: Iterable[Vitals], now_ms: int, policy: DetectorPolicy
 ) -> Observation:
-    """Take in windows in the order of their arrival; an empty batch lets verdicts expire."""
+    """Take in windows in the order of their arrival; an empty batch lets verdicts expire.
+
+    `now_ms` is the caller's clock; windows seen before, and those of ghosts, are ignored.
+    """
     judgements: list[Judgement] = []
     notes: list[str] = []
     for vitals in batch:
-        state, closed = _gather(state, vitals, policy)
-        if closed is None:
+        if _stale(state, vitals):
             continue
-        state, issued, remarks = _judge_round(state, closed, now_ms, policy)
-        judgements += issued
-        notes += remarks
-    state, expired = _expire(state, now_ms, policy)
-    return Observation(state=state, judgements=(*judgements, *expired), notes=tuple(notes))
+        key = (vitals.job, vitals.role)
+        rounds = _Rounds(key, now_ms, policy, judgements, notes)
+        state = _with_cohort(state, vitals)
+        if vitals.node in state.cohorts[key].gathered:  # twice: the round is as full as it gets
+            state = rounds.close(state)
+        awaited_before = state.cohorts[key].awaited
+        state = _gather(state, vitals, policy)
+        if vitals.node in awaited_before and not state.cohorts[key].awaited:
+            state = rounds.close(state)
+    state = _expire(state, now_ms, judgements)
+    return Observation(state=state, judgements=tuple(judgements), notes=tuple(notes))
 
 
-# --- rounds -----------------------------------------------------------------------------------
+def _stale(state: DetectorState, vitals: Vitals) -> bool:
+    """Tell whether a window comes from a ghost, is of an earlier epoch, or was seen before."""
+    record = state.records.get(vitals.node)
+    if record is not None:
+        seen = (record.incarnation, record.window)
+        if (vitals.incarnation, vitals.window) <= seen:
+            return True
+    cohort = state.cohorts.get((vitals.job, vitals.role))
+    return cohort is not None and vitals.epoch < cohort.epoch
 
-_Closed = tuple[tuple[JobId, Role], Mapping[NodeId, Vitals]]
 
-
-def _gather(
-    state: DetectorState, vitals: Vitals, policy: DetectorPolicy
-) -> tuple[DetectorState, _Closed | None]:
-    """Add a window to its cohort's round; return the windows of a round that this closes."""
+def _with_cohort(state: DetectorState, vitals: Vitals) -> DetectorState:
+    """See to it that the cohort of a window exists; a new epoch begins its rounds anew."""
     key = (vitals.job, vitals.role)
-    cohort = state.cohorts.get(key) or Cohort(epoch=vitals.epoch)
-    record = _recorded(state.records.get(vitals.node), vitals, policy)
-    if record is None or vitals.epoch < cohort.epoch:
-        return state, None
-    if vitals.epoch > cohort.epoch:
-        cohort = replace(cohort, epoch=vitals.epoch, gathered=HashTrieMap(), awaited=HashTrieSet())
-    closed: _Closed | None = None
-    if vitals.node in cohort.gathered:
-        closed = (key, dict(cohort.gathered.items()))
-        cohort = _reopened(cohort)
+    cohort = state.cohorts.get(key)
+    if cohort is None:
+        cohort = Cohort(epoch=vitals.epoch)
+    elif vitals.epoch > cohort.epoch:
+        cohort = Cohort(epoch=vitals.epoch, noise=cohort.noise, pace_ms=cohort.pace_ms)
+    return replace(state, cohorts=state.cohorts.insert(key, cohort))
+
+
+def _gather(state: DetectorState, vitals: Vitals, policy: DetectorPolicy) -> DetectorState:
+    """Add a window to the round of its cohort and to the record of its node."""
+    key = (vitals.job, vitals.role)
+    cohort = state.cohorts[key]
     cohort = replace(
         cohort,
         gathered=cohort.gathered.insert(vitals.node, vitals),
         awaited=cohort.awaited.discard(vitals.node),
     )
-    return cohort, closed
+    record = _recorded(state.records.get(vitals.node), vitals, policy)
+    return replace(
+        state,
+        records=state.records.insert(vitals.node, record),
+        cohorts=state.cohorts.insert(key, cohort),
+    )
 
 
-def _reopened(cohort: Cohort) -> Cohort:
-    """Begin the next round; all nodes of this one are awaited in it."""
-    awaited: HashTrieSet[NodeId] = HashTrieSet(cohort.gathered.keys())
-    return replace(cohort, gathered=HashTrieMap(), awaited=awaited)
+def _recorded(before: Record | None, vitals: Vitals, policy: DetectorPolicy) -> Record:
+    """Return a node's record after a window: evidence survives an epoch, not a change of place."""
+    record = Record(
+        incarnation=vitals.incarnation,
+        job=vitals.job,
+        role=vitals.role,
+        epoch=vitals.epoch,
+        window=vitals.window,
+    )
+    if before is None or (before.incarnation, before.job, before.role) != (
+        record.incarnation,
+        record.job,
+        record.role,
+    ):
+        return record
+    missing = vitals.window - before.window - 1
+    return replace(
+        record,
+        fresh=before.fresh + 1 if before.epoch == record.epoch else 1,
+        evidence=before.evidence if missing <= policy.gap_windows_max else (),
+    )
+
+
+class _Rounds:
+    """Closes rounds of one cohort, collecting what comes of it."""
+
+    def __init__(
+        self,
+        key: tuple[JobId, Role],
+        now_ms: int,
+        policy: DetectorPolicy,
+        judgements: list[Judgement],
+        notes: list[str],
+    ) -> None:
+        self.key = key
+        self.now_ms = now_ms
+        self.policy = policy
+        self.judgements = judgements
+        self.notes = notes
+
+    def close(self, state: DetectorState) -> DetectorState:
+        """Compare the windows of a round, judge every node in it, and begin the next round."""
+        cohort = state.cohorts[self.key]
+        grace = self.policy.grace_windows
+        fresh = sorted(n for n in cohort.gathered if state.records[n].fresh <= grace)
+        settled = {n: v for n, v in cohort.gathered.items() if n not in set(fresh)}
+        comparison = compare(settled, cohort.noise, self.policy)
+        self._note(dict.fromkeys(fresh, "it, or its epoch, is new") | comparison.left_out)
+        self._note_common_mode(cohort, comparison)
+        following = self._next_round(cohort, comparison)
+        state = replace(state, cohorts=state.cohorts.insert(self.key, following))
+        return self._judge(state, comparison)
+
+    def _next_round(self, cohort: Cohort, comparison: Comparison) -> Cohort:
+        """Await whoever was in this round; remember its noise and pace."""
+        noise, pace_ms = cohort.noise, cohort.pace_ms
+        if comparison.evidence:
+            kept = self.policy.rounds_remembered - 1
+            noise = (*noise[-kept:], comparison.noise)
+            pace_ms = (*pace_ms[-kept:], comparison.work_ms)
+        awaited = HashTrieSet(cohort.gathered.keys())
+        return Cohort(epoch=cohort.epoch, awaited=awaited, noise=noise, pace_ms=pace_ms)
+
+    def _judge(self, state: DetectorState, comparison: Comparison) -> DetectorState:
+        records, standing = state.records, state.standing
+        for node, evidence in comparison.evidence.items():
+            before = records[node]
+            kept = (*before.evidence, evidence)[-self.policy.windows_to_clear :]
+            records = records.insert(node, replace(before, evidence=kept))
+            case = Case(
+                node=node,
+                incarnation=before.incarnation,
+                job=before.job,
+                evidence=kept,
+                standing=standing.get(node),
+            )
+            judgement = judge(case, self.now_ms, self.policy)
+            if judgement is None:
+                continue
+            self.judgements.append(judgement)
+            if isinstance(judgement, VerdictIssued):
+                standing = standing.insert(node, judgement)
+            else:
+                standing = standing.remove(node)
+        return replace(state, records=records, standing=standing)
+
+    def _note(self, left_out: dict[NodeId, str]) -> None:
+        job, role = self.key
+        for node, why in sorted(left_out.items()):
+            self.notes.append(f"{job}/{role}: {node} is not compared: {why}")
+
+    def _note_common_mode(self, cohort: Cohort, comparison: Comparison) -> None:
+        """Report a cohort that is slow as a whole: nobody's fault that peers could tell."""
+        if not comparison.evidence or len(cohort.pace_ms) < self.policy.windows_to_clear:
+            return
+        usual_ms = median(cohort.pace_ms)
+        pace = comparison.work_ms / usual_ms
+        if pace >= self.policy.common_ratio:
+            job, role = self.key
+            self.notes.append(
+                f"{job}/{role}: all are slow: median work {comparison.work_ms:.1f} ms per step is "
+                f"{pace:.2f}x the {usual_ms:.1f} ms of earlier rounds; that flags nobody"
+            )
+
+
+def _expire(state: DetectorState, now_ms: int, judgements: list[Judgement]) -> DetectorState:
+    standing = state.standing
+    for node in sorted(standing):
+        withdrawn = expired(standing[node], now_ms)
+        if withdrawn is not None:
+            standing = standing.remove(node)
+            judgements.append(withdrawn)
+    return replace(state, standing=standing)
