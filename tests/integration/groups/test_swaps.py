@@ -1,0 +1,171 @@
+"""What a change of members costs and keeps: links, bits, and who may join."""
+
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.integration.groups.conftest import Fleet
+from worker.groups.view import neighbours_of
+
+
+def swap(fleet: Fleet, name: str, nodes: list[str], epoch: int) -> dict[str, Any]:
+    """Prepare `nodes` at `epoch` everywhere and switch; returns what preparing gave."""
+    plans = fleet.plans(name, nodes, epoch)
+    prepared = fleet.each("prepare", plans)
+    assert set(fleet.each("switch", plans).values()) == {"switched"}
+    return prepared
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_only_the_joiner_and_the_leavers_neighbours_open_links(fleet: Fleet, size: int) -> None:
+    """A swap opens at most five links at the joiner and one at each neighbour, at any size."""
+    nodes = [f"n{index}" for index in range(size)]
+    fleet.spawn(*nodes, "spare")
+    fleet.launch("dp", nodes)
+    fleet["spare"].tell("make", "dp", size)
+    out = 2
+    after = [*nodes[:out], "spare", *nodes[out + 1 :]]
+    prepared = swap(fleet, "dp", after, 2)
+    near = {nodes[index] for index in neighbours_of(out, size)}
+    expected = {node: int(node in near) for node in after} | {"spare": len(near)}
+
+    assert {node: one["opened"] for node, one in prepared.items()} == expected
+    assert len(near) <= 5
+    answers = fleet.all(after, "collective", "dp", "all_reduce", "float32", 100_000)
+    assert not any(one["broken"] for one in answers.values())
+    looks = {node: fleet[node].tell("look", "dp") for node in after}
+    closed = {node: looks[node]["closed"].get(2, 0) for node in after}
+    assert closed == {node: int(node in near) for node in after}
+    assert all(one["resets"] == [] for one in looks.values())
+
+
+def test_results_do_not_depend_on_who_sits_where(fleet: Fleet) -> None:
+    """After two swaps and a change of places, the same inputs give the same bits."""
+    nodes = ["n0", "n1", "n2", "n3"]
+    fleet.spawn(*nodes, "n4")
+    fleet.launch("dp", nodes)
+    fleet["n4"].tell("make", "dp", 4)
+
+    def digests(members: list[str]) -> set[str]:
+        found = set()
+        for size in (2000, 200_003):
+            answers = fleet.all(members, "collective", "dp", "all_reduce", "float32", size)
+            assert not any(one["broken"] for one in answers.values()), answers
+            found |= {one["digest"] for one in answers.values()}
+        return found
+
+    before = digests(nodes)
+    assert len(before) == 2
+    second = ["n0", "n4", "n2", "n3"]
+    swap(fleet, "dp", second, 2)
+    assert digests(second) == before
+    third = ["n3", "n2", "n4", "n0"]
+    swap(fleet, "dp", third, 3)
+
+    assert digests(third) == before
+
+
+def test_preparing_does_not_disturb_the_running_group(fleet: Fleet) -> None:
+    """Collectives go on while the next plan is prepared, and after its preparation was refused."""
+    nodes = ["n0", "n1", "n2"]
+    fleet.spawn(*nodes, "n3")
+    fleet.launch("dp", nodes)
+    fleet["n3"].tell("make", "dp", 3)
+    fleet["n3"].send_signal(signal.SIGSTOP)
+    plans = fleet.plans("dp", ["n0", "n1", "n3"], 2)
+    pending = fleet["n0"].start("prepare", plans["n0"], 0.5)
+    refused = pending(10)
+    fleet["n3"].send_signal(signal.SIGCONT)
+
+    assert "refused" in refused, refused
+    assert refused["peer"] == "n3"
+    answers = fleet.all(nodes, "collective", "dp", "all_reduce", "float32", 100_000)
+    assert not any(one["broken"] for one in answers.values())
+
+
+def test_a_plan_with_a_dead_member_is_refused_at_once(fleet: Fleet) -> None:
+    """Nobody listens there any more: the refusal does not wait for the deadline."""
+    nodes = ["n0", "n1"]
+    fleet.spawn(*nodes)
+    fleet.make("dp", nodes, 2)
+    plans = fleet.plans("dp", nodes, 1)
+    fleet["n1"].send_signal(signal.SIGKILL)
+    fleet["n1"].process.join(5)
+    began = time.monotonic()
+    refused = fleet["n0"].tell("prepare", plans["n0"], 5.0)
+
+    assert refused["peer"] == "n1"
+    assert time.monotonic() - began < 2.0
+
+
+def test_switching_to_what_was_not_prepared_is_refused(fleet: Fleet) -> None:
+    """A switch needs its own plan's preparation."""
+    nodes = ["n0", "n1"]
+    fleet.spawn(*nodes)
+    fleet.launch("dp", nodes)
+    unknown = fleet.plans("dp", nodes, 5)
+
+    assert fleet["n0"].tell("switch", unknown["n0"]) == "not prepared"
+
+
+def test_a_wrong_secret_is_refused_and_counted(fleet: Fleet) -> None:
+    """Whoever does not know the fleet's secret gets no link."""
+    fleet.spawn("n1")
+    fleet.spawn("n0", secret=b"another secret, also long enough")
+    fleet.make("dp", ["n0", "n1"], 2)
+    plans = fleet.plans("dp", ["n0", "n1"], 1)
+    answer = fleet["n0"].tell("prepare", plans["n0"], 2.0)
+
+    assert "does not accept our secret" in answer["refused"]
+    assert fleet["n1"].tell("look", "dp")["refused"] == {"bad_proof": 1}
+
+
+def test_a_hello_for_another_incarnation_is_refused_and_counted(fleet: Fleet) -> None:
+    """A restarted node does not answer for its former self."""
+    fleet.spawn("n0", "n1")
+    fleet.make("dp", ["n0", "n1"], 2)
+    fleet["n1"].incarnation = 9
+    plans = fleet.plans("dp", ["n0", "n1"], 1)
+    answer = fleet["n0"].tell("prepare", plans["n0"], 2.0)
+
+    assert "wrong incarnation" in answer["refused"]
+    assert fleet["n1"].tell("look", "dp")["refused"] == {"wrong_incarnation": 1}
+
+
+def test_a_leaver_can_take_another_slot_later(fleet: Fleet) -> None:
+    """A node that gave its slot up and comes back in another place is as good as new."""
+    nodes = ["n0", "n1", "n2"]
+    fleet.spawn(*nodes, "n3")
+    fleet.launch("dp", nodes)
+    fleet["n3"].tell("make", "dp", 3)
+    swap(fleet, "dp", ["n3", "n1", "n2"], 2)
+    fleet["n0"].tell("detach", "dp")
+    alone = fleet["n0"].tell("vote", "dp", [5])
+    swap(fleet, "dp", ["n3", "n1", "n0"], 3)
+    answers = fleet.all(["n3", "n1", "n0"], "collective", "dp", "all_reduce", "float32", 100_000)
+
+    assert alone["outcome"] == [5]
+    assert all(one["error"] < 1e-6 for one in answers.values()), answers
+    assert fleet["n1"].tell("look", "dp")["resets"] == []
+
+
+def test_many_swaps_leave_no_descriptors_behind(fleet: Fleet) -> None:
+    """Twenty swaps later the members hold as many descriptors as after the first."""
+    fleet.spawn("n0", "n1", "a", "b")
+    fleet.all(["n0", "n1", "a", "b"], "make", "dp", 3)
+    counts: list[int] = []
+    for epoch in range(1, 21):
+        joiner, leaver = ("a", "b") if epoch % 2 else ("b", "a")
+        swap(fleet, "dp", ["n0", joiner, "n1"], epoch)
+        fleet[leaver].tell("detach", "dp")
+        fleet.all(["n0", joiner, "n1"], "vote", "dp", [1])
+        ends = time.monotonic() + 5
+        while epoch > 2 and fleet["n0"].tell("look", "dp")["descriptors"] > counts[1]:
+            assert time.monotonic() < ends, f"descriptors left after epoch {epoch}: {counts}"
+        if epoch <= 2:
+            time.sleep(0.3)
+        counts.append(fleet["n0"].tell("look", "dp")["descriptors"])
+
+    assert counts[-1] <= counts[1], counts
