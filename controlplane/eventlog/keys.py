@@ -42,6 +42,7 @@ class Keys:
         """
         self.fleet = check_name("fleet", fleet)
         self._root = f"{_ROOT}{fleet}/"
+        self.everything = self._prefix("")
         self.schema = self._key("schema")
         self.head = self._key("head")
         self.leader = self._key("leader")

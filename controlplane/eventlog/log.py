@@ -31,7 +31,7 @@ from controlplane.eventlog.lease import FENCE_RATIO, LeaseKeeper
 from controlplane.eventlog.reading import Follower, following, windows
 from controlplane.eventlog.session import NodeSession
 from controlplane.eventlog.settle import settle
-from controlplane.eventlog.store import Get, Put, ServerInfo, Store, absent
+from controlplane.eventlog.store import Delete, Get, Put, ServerInfo, Store, absent
 from controlplane.eventlog.view import View, read_all, viewing
 from statemachine.codec import CODEC_VERSION, encode_fact
 from statemachine.errors import SchemaTooNew
@@ -141,6 +141,16 @@ class EventLog:
         """Name and term of the controller that leads now."""
         found = await self.store.range(self._keys.leader)
         return (found.kvs[0].value.decode(), found.kvs[0].create_revision) if found.kvs else None
+
+    async def erase(self) -> None:
+        """Delete everything that the fleet has in the store, its log included.
+
+        For a fleet that was made to be thrown away, once nobody serves it any more.
+
+        Raises:
+            StoreUnavailable, OutcomeUnknown: do it again.
+        """
+        await self.store.txn((), (Delete(*self._keys.everything),))
 
     # --- the log ------------------------------------------------------------------------------
 
