@@ -18,11 +18,12 @@ Theory of operation.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import grpc
@@ -31,7 +32,6 @@ import grpc.aio
 from controlplane.eventlog import etcd_wire as wire
 from controlplane.eventlog.errors import (
     Compacted,
-    EventLogError,
     LeaseLost,
     Refused,
     StoreUnavailable,
@@ -49,6 +49,8 @@ from controlplane.eventlog.store import (
     Watch,
     WatchBatch,
 )
+
+T = TypeVar("T")
 
 TRY_S: Final = 1.0
 """Seconds one try of a call may take."""
@@ -77,6 +79,30 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 _M: Final = wire.MESSAGES
 
 
+async def _answer(call: Any, waiting: Awaitable[T], where: str, *, is_write: bool = False) -> T:
+    """Wait for a call's answer; raise errors of ours.
+
+    gRPC answers a cancelled wait with a cancellation of its own making, which no cancel scope takes
+    for its own; so the wait that can be cancelled is not gRPC's.
+    """
+    task = asyncio.ensure_future(waiting)
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        call.cancel()
+        task.cancel()
+        raise
+    if task.cancelled():
+        raise StoreUnavailable(f"{where}: this store was closed")
+    try:
+        return task.result()
+    except grpc.aio.AioRpcError as error:
+        text = error.details() or ""
+        raise to_error(error.code().name, text, where, is_write=is_write) from error
+    except asyncio.InvalidStateError as error:
+        raise StoreUnavailable(f"{where}: the stream ended at once") from error
+
+
 class _WatchStream:
     """The answers of one watch stream, fragments put together."""
 
@@ -84,18 +110,34 @@ class _WatchStream:
         self._call = call
         self._where = where
 
-    async def next_response(self) -> Any:
+    async def open(self, create: Any) -> None:
+        """Send the request and wait until the server has made the watch."""
+        with anyio.move_on_after(2 * TRY_S):
+            request = _M["WatchRequest"](create_request=create)
+            try:
+                await _answer(self._call, self._call.write(request), self._where)
+            except StoreUnavailable as error:
+                raise WatchLost(str(error)) from error
+            first = await self._next_response()
+            if not first.created:
+                raise WatchLost(f"{self._where}: a watch began without being created")
+            return
+        raise WatchLost(f"{self._where} did not accept a watch within {2 * TRY_S:g} s")
+
+    async def _next_response(self) -> Any:
         """Read one message; raise if it, or the stream, ends the watch."""
         try:
-            response = await self._call.read()
+            response = await _answer(self._call, self._call.read(), self._where)
             if response is grpc.aio.EOF:
-                raise WatchLost(f"{self._where} closed a watch: {await self._call.details()}")
-        except grpc.aio.AioRpcError as error:
-            raise self._lost(error) from error
-        if response.compact_revision:
-            raise Compacted(response.compact_revision)
-        if response.canceled:
-            raise self._canceled(response.cancel_reason)
+                raise WatchLost(f"{self._where} closed a watch")
+            if response.compact_revision:
+                raise Compacted(response.compact_revision)
+            if response.canceled:
+                reason = response.cancel_reason
+                code = "PERMISSION_DENIED" if "permission" in reason else "UNAVAILABLE"
+                raise to_error(code, reason, self._where, is_write=False)
+        except StoreUnavailable as error:
+            raise WatchLost(str(error)) from error
         return response
 
     def __aiter__(self) -> AsyncIterator[WatchBatch]:
@@ -104,21 +146,12 @@ class _WatchStream:
     async def __anext__(self) -> WatchBatch:
         changes: list[Change] = []
         while True:
-            response = await self.next_response()
+            response = await self._next_response()
             changes.extend(map(wire.from_event, response.events))
             if not response.fragment:
                 break
         revision = changes[-1].kv.mod_revision if changes else response.header.revision
         return WatchBatch(revision, tuple(changes))
-
-    def _lost(self, error: grpc.aio.AioRpcError) -> EventLogError:
-        told = to_error(error.code().name, error.details() or "", self._where, is_write=False)
-        return WatchLost(str(told)) if isinstance(told, StoreUnavailable) else told
-
-    def _canceled(self, reason: str) -> EventLogError:
-        code = "PERMISSION_DENIED" if "permission" in reason else "UNAVAILABLE"
-        told = to_error(code, reason, self._where, is_write=False)
-        return WatchLost(str(told)) if isinstance(told, StoreUnavailable) else told
 
 
 class EtcdStore:
@@ -170,15 +203,15 @@ class EtcdStore:
             response_deserializer=_M[answer].FromString,
         )
 
-    async def _once(self, method: Any, request: Any, try_s: float, *, is_write: bool) -> Any:
+    def _call(self, method: Any, *arguments: Any, **options: Any) -> Any:
         try:
-            return await method(request, timeout=try_s)
-        except grpc.aio.AioRpcError as error:
-            raise to_error(
-                error.code().name, error.details() or "", self._where, is_write=is_write
-            ) from error
+            return method(*arguments, **options)
         except grpc.aio.UsageError as error:
             raise StoreUnavailable(f"{self._where}: this store was closed") from error
+
+    async def _once(self, method: Any, request: Any, try_s: float, *, is_write: bool) -> Any:
+        call = self._call(method, request, timeout=try_s)
+        return await _answer(call, call, self._where, is_write=is_write)
 
     async def _read(self, method: Any, request: Any, try_s: float = TRY_S) -> Any:
         """Repeat a call that changes nothing, or nothing more when repeated, within a budget."""
@@ -246,31 +279,13 @@ class EtcdStore:
 
     @asynccontextmanager
     async def _watching(self, create: Any) -> AsyncIterator[AsyncIterator[WatchBatch]]:
-        try:
-            call = self._watch(metadata=(("hasleader", "true"),))
-        except grpc.aio.UsageError as error:
-            raise StoreUnavailable(f"{self._where}: this store was closed") from error
+        call = self._call(self._watch, metadata=(("hasleader", "true"),))
         stream = _WatchStream(call, self._where)
         try:
-            await self._accepted(call, stream, create)
+            await stream.open(create)
             yield stream
         finally:
             call.cancel()
-
-    async def _accepted(self, call: Any, stream: _WatchStream, create: Any) -> None:
-        """Send the request and wait until the server has made the watch."""
-        with anyio.move_on_after(2 * TRY_S):
-            try:
-                await call.write(_M["WatchRequest"](create_request=create))
-            except grpc.aio.AioRpcError as error:
-                raise WatchLost(f"{self._where}: {error.details()}") from error
-            except grpc.aio.UsageError as error:
-                raise WatchLost(f"{self._where}: the stream ended at once") from error
-            first = await stream.next_response()
-            if not first.created:
-                raise WatchLost(f"{self._where}: a watch began without being created")
-            return
-        raise WatchLost(f"{self._where} did not accept a watch within {2 * TRY_S:g} s")
 
     async def grant(self, ttl_s: float) -> int:
         """See `Store.grant`. etcd counts whole seconds and may give more than was asked for."""
@@ -282,20 +297,15 @@ class EtcdStore:
 
     async def keep_alive(self, lease: int) -> float:
         """See `Store.keep_alive`."""
-        call = self._keep_alive(timeout=TRY_S)
+        call = self._call(self._keep_alive, timeout=TRY_S)
+        request = _M["LeaseKeepAliveRequest"](ID=lease)
         try:
-            await call.write(_M["LeaseKeepAliveRequest"](ID=lease))
-            answer = await call.read()
-            if answer is grpc.aio.EOF:
-                raise StoreUnavailable(f"{self._where} closed the renewal of a lease")
-        except grpc.aio.AioRpcError as error:
-            raise to_error(
-                error.code().name, error.details() or "", self._where, is_write=False
-            ) from error
-        except grpc.aio.UsageError as error:
-            raise StoreUnavailable(f"{self._where}: the stream ended at once") from error
+            await _answer(call, call.write(request), self._where)
+            answer = await _answer(call, call.read(), self._where)
         finally:
             call.cancel()
+        if answer is grpc.aio.EOF:
+            raise StoreUnavailable(f"{self._where} closed the renewal of a lease")
         return float(answer.TTL)
 
     async def revoke(self, lease: int) -> None:

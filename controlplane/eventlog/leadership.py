@@ -107,6 +107,7 @@ class Leadership:
         self._keys = keys
         self._keeper = keeper
         self._deposed = ""
+        self._unsettled: Batch | None = None
         self._one_at_a_time = anyio.Lock()
 
     def check(self) -> None:
@@ -143,6 +144,7 @@ class Leadership:
             head_key, leader_key = self._keys.head, self._keys.leader
             new_head = Position(batch.after + len(batch.entries))
             stands = value_is(head_key, b"%020d" % batch.after)
+            earlier, self._unsettled = self._unsettled, batch
             result = await settle(
                 self._store,
                 (
@@ -152,8 +154,9 @@ class Leadership:
                 self._ops(batch, new_head),
                 (Get(leader_key), Get(head_key), Get(self._keys.log(new_head))),
             )
+            self._unsettled = None
             if not result.succeeded:
-                self._explain(result, batch, new_head)
+                self._explain(result, batch, new_head, result.unsure or batch == earlier)
             self.head = new_head
             return new_head
 
@@ -176,14 +179,14 @@ class Leadership:
         ops.extend(Put(keys.orders(node), value) for node, value in batch.orders)
         return ops
 
-    def _explain(self, result: TxnResult, batch: Batch, new_head: Position) -> None:
+    def _explain(self, result: TxnResult, batch: Batch, new_head: Position, unsure: bool) -> None:
         """Return if an earlier, unanswered try was applied; else raise why it was refused."""
         leader, head, entry = result.responses
         if not leader or leader[0].create_revision != self.term:
             by = leader[0].value.decode() if leader else "nobody"
             raise self._depose(f"controller {self.controller}: {by} leads now")
         actual = read_head(head)
-        applied = actual == new_head and batch.entries and entry
+        applied = unsure and actual == new_head and batch.entries and entry
         if applied and entry[0].value == batch.entries[-1]:
             return
         self.head = actual

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from typing import Final
+from typing import Final, Self
 
 import anyio
-from anyio.abc import ObjectReceiveStream
-from anyio.streams.memory import MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from controlplane.eventlog.errors import (
     Compacted,
@@ -97,10 +96,22 @@ class Follower:
         self._next = start
         self._quiet_s = quiet_s
         self._send: MemoryObjectSendStream[tuple[Entry, ...]]
-        self._receive: ObjectReceiveStream[tuple[Entry, ...]]
+        self._receive: MemoryObjectReceiveStream[tuple[Entry, ...]]
         self._send, self._receive = anyio.create_memory_object_stream(buffer)
         self._fatal: EventLogError | None = None
         self._taken: deque[Entry] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send.close()
+        self._receive.close()
+
+    @property
+    def lag_batches(self) -> int:
+        """Batches that wait for the consumer now."""
+        return self._receive.statistics().current_buffer_used
 
     async def next_batch(self) -> tuple[Entry, ...]:
         """Wait for entries; several at a time, as they were appended or read."""
@@ -191,5 +202,6 @@ async def following(
 ) -> AsyncIterator[Follower]:
     """Follow the log from a position for as long as the body runs."""
     follower = Follower(store, keys, start, buffer, quiet_s)
-    async with running(follower.pump):
-        yield follower
+    with follower:
+        async with running(follower.pump):
+            yield follower

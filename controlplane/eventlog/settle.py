@@ -15,11 +15,17 @@ import anyio
 from controlplane.eventlog.errors import OutcomeUnknown, StoreUnavailable
 from controlplane.eventlog.store import Compare, Op, Store, TxnResult
 
-WRITE_BUDGET_S: Final = 5.0
+WRITE_BUDGET_S = 5.0
 """Seconds during which a guarded write is repeated."""
 
 PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Pauses between tries; the last one repeats."""
+
+
+class Settled(TxnResult, frozen=True):
+    """The answer of the last try; `unsure` if an earlier try was not answered."""
+
+    unsure: bool = False
 
 
 def pause_s(tries: int) -> float:
@@ -32,21 +38,21 @@ async def settle(
     compares: Sequence[Compare],
     success: Sequence[Op],
     failure: Sequence[Op] = (),
-    *,
-    budget_s: float = WRITE_BUDGET_S,
-) -> TxnResult:
+) -> Settled:
     """Try a guarded transaction until it is answered.
 
     Raises:
         StoreUnavailable: no try can have been applied.
         OutcomeUnknown: some try may have been, and the budget is used up.
     """
-    give_up_at = anyio.current_time() + budget_s
+    give_up_at = anyio.current_time() + WRITE_BUDGET_S
     unknown: OutcomeUnknown | None = None
     tries = 0
     while True:
         try:
-            return await store.txn(compares, success, failure)
+            answer = await store.txn(compares, success, failure)
+            unsure = unknown is not None
+            return Settled(answer.succeeded, answer.revision, answer.responses, unsure=unsure)
         except OutcomeUnknown as lost:
             unknown = lost
             error: OutcomeUnknown | StoreUnavailable = lost

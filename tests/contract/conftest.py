@@ -22,6 +22,10 @@ from statemachine.codec import sequence
 from statemachine.events import LeaseExpired
 from statemachine.ids import Incarnation, NodeId, Position
 
+Facts = Callable[[int], LeaseExpired]
+Sequencer = Callable[[Leadership, tuple[InboxItem, ...]], Awaitable[Position]]
+Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
+
 TTL_S = 1.0
 """Short lease; etcd counts whole seconds, and looks for expired ones twice a second."""
 
@@ -191,12 +195,9 @@ def fact(number: int) -> LeaseExpired:
 
 
 @pytest.fixture(name="fact")
-def fact_fixture() -> Callable[[int], LeaseExpired]:
+def fact_fixture() -> Facts:
     """Makes small events that carry a number."""
     return fact
-
-
-Sequencer = Callable[[Leadership, tuple[InboxItem, ...]], Awaitable[Position]]
 
 
 @pytest.fixture
@@ -216,7 +217,7 @@ def sequence_all() -> Sequencer:
 
 
 @pytest.fixture
-def eventually() -> Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]:
+def eventually() -> Eventually:
     """Waits, with a bound, until something holds; asks again every few milliseconds."""
 
     async def wait(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -225,3 +226,9 @@ def eventually() -> Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]:
                 await anyio.sleep(0.01)
 
     return wait
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets writes give up after half a second instead of five."""
+    monkeypatch.setattr("controlplane.eventlog.settle.WRITE_BUDGET_S", 0.5)

@@ -1,6 +1,8 @@
 """The store port: what the log may rely on, whichever store it is."""
 
-from collections.abc import Awaitable, Callable
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -22,7 +24,8 @@ from controlplane.eventlog.store import (
     value_is,
 )
 
-Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
+if TYPE_CHECKING:
+    from tests.contract.conftest import Eventually
 
 
 async def put(store: Store, key: bytes, value: bytes = b"v", lease: int = 0) -> int:
