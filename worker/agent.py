@@ -43,11 +43,14 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_FENCED: Final = 3
 
-FALSE_STARTS_MAX: Final = 5
+FALSE_STARTS_MAX: Final = 3
 """Training processes in a row that may end before their step loop; then the agent gives up."""
 
 REJOIN_PAUSES_S: Final = (0.2, 1.0, 2.0, 5.0, 10.0)
 """Pauses before joining anew, by the number of crashes in a row; the last one repeats."""
+
+SOUND_LIFE_S: Final = 60.0
+"""A training process that lived this long does not count as one of several crashes in a row."""
 
 _RETRY_S: Final = 0.5
 
@@ -72,7 +75,10 @@ class Agent:
                 session = await self._join(probes)
                 log.info("joined as incarnation %d", session.incarnation)
                 life = NodeLife(self._settings, self._event_log, session, probes)
+                began_at = anyio.current_time()
                 end = await life.run(self._stop)
+                if anyio.current_time() - began_at > SOUND_LIFE_S:
+                    crashes = 0
                 crashes = crashes + 1 if end.kind is EndKind.CRASHED else 0
                 false_starts = 0 if end.was_ready else false_starts + 1
                 code = self._exit_code(end, false_starts)

@@ -45,6 +45,7 @@ class _Preparation:
     took_ms: float = 0.0
     ready: bool = False
     answered: bool = False
+    parked_said: bool = False
     quiesce_ms: float = 0.0
 
 
@@ -100,6 +101,7 @@ class Control:
         """
         with self.changed:
             self._parked, self._parked_at_s = report, time.monotonic()
+            self._say_parked()
             self._answer()
             try:
                 self.changed.wait_for(lambda: self.gone or self._next(holds_slot) is not None)
@@ -182,6 +184,7 @@ class Control:
         seat = self._seat_in(message)
         with self.changed:
             self._preparation = _Preparation(message, seat, heard_at_s)
+            self._say_parked()
             if message.motive is Motive.UNPLANNED:
                 self._orders = [o for o in self._orders if not isinstance(o, m.Commit)]
                 self.interrupt.set()
@@ -235,6 +238,15 @@ class Control:
             found.took_ms = (time.monotonic() - started_s) * 1000
             found.ready = True
             self._answer()
+
+    def _say_parked(self) -> None:
+        """Let the agent know that the abort did not hang, before any link is built (lock held)."""
+        found = self._preparation
+        if found is None or self._parked is None or found.parked_said:
+            return
+        if found.message.motive is Motive.UNPLANNED:
+            found.parked_said = True
+            self._say(m.Parked(transition=found.message.transition))
 
     def _answer(self) -> None:
         """Acknowledge the preparation once all that it waits for is true (lock held)."""

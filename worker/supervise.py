@@ -140,8 +140,8 @@ class Child:
         os.close(self._pidfd)
         returned = self._popen.wait()  # it has ended: this only collects it
         self._exit = Exit(signal=-returned) if returned < 0 else Exit(code=returned)
-        self._kill_descendants()
         self._ended.set()
+        asyncio.get_running_loop().call_soon(self._kill_descendants)  # after the news: it is slow
 
     @property
     def exit(self) -> Exit | None:
