@@ -78,7 +78,8 @@ def _check_port(port: int) -> None:
 class EtcdServer:
     """One server on loopback. `async with EtcdServer(...) as server: server.url`.
 
-    Ports of 0 are chosen; `quota_bytes` of 0 is etcd's default; `extra` goes to etcd as it is.
+    Ports of 0 are chosen; `quota_bytes` of 0 is etcd's default. `certificates` is a folder with
+    `ca.pem`, `server.pem` and `server.key`: clients must then show one that the authority signed.
     """
 
     def __init__(
@@ -89,21 +90,22 @@ class EtcdServer:
         port: int = 0,
         peer_port: int = 0,
         quota_bytes: int = 0,
-        extra: tuple[str, ...] = (),
+        certificates: Path | None = None,
     ) -> None:
         self.binary = binary
         self.folder = folder
         self.log_path = folder / "etcd.log"
         self._asked = (port, peer_port)
         self._port, self._peer_port = port, peer_port
+        self._health_port = 0  # apart from the clients' port, so that no certificate is needed
         self._quota_bytes = quota_bytes
-        self._extra = extra
+        self._certificates = certificates
         self._running: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Where clients connect."""
-        return f"http://{_LOOPBACK}:{self._port}"
+        return f"{'https' if self._certificates else 'http'}://{_LOOPBACK}:{self._port}"
 
     @property
     def pid(self) -> int:
@@ -153,6 +155,7 @@ class EtcdServer:
             _check_port(asked)
         self._port = self._port or free_port()
         self._peer_port = self._peer_port or free_port()
+        self._health_port = free_port()
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
@@ -172,13 +175,22 @@ class EtcdServer:
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
             *("--initial-cluster", f"changeover={peer_url}"),
+            *("--listen-metrics-urls", f"http://{_LOOPBACK}:{self._health_port}"),
             *("--heartbeat-interval", "20", "--election-timeout", "200"),
             *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
             *("--logger", "zap", "--log-level", "warn"),
         ]
         if self._quota_bytes:
             command += ["--quota-backend-bytes", str(self._quota_bytes)]
-        return command + list(self._extra)
+        if self._certificates:
+            command += [
+                "--client-cert-auth",
+                "--trusted-ca-file",
+                str(self._certificates / "ca.pem"),
+            ]
+            command += ["--cert-file", str(self._certificates / "server.pem")]
+            command += ["--key-file", str(self._certificates / "server.key")]
+        return command
 
     def _wait_healthy(self) -> None:
         give_up_at = time.monotonic() + START_S
@@ -194,7 +206,7 @@ class EtcdServer:
 
     def is_healthy(self) -> bool:
         """Ask whether a linearizable read works; blocks for a second at most."""
-        asking = http.client.HTTPConnection(_LOOPBACK, self._port, timeout=1)
+        asking = http.client.HTTPConnection(_LOOPBACK, self._health_port, timeout=1)
         try:
             asking.request("GET", "/health")
             return b'"health":"true"' in asking.getresponse().read()

@@ -20,12 +20,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import anyio
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is raised, not printed as well
+
 import grpc
 import grpc.aio
 
@@ -60,6 +64,9 @@ REPLAY_TRY_S: Final = 10.0
 
 READ_BUDGET_S: Final = 5.0
 """Seconds during which a read repeats itself."""
+
+GREETING_BUDGET_S: Final = 2.5
+"""Seconds during which the question who the server is repeats itself."""
 
 _PAUSE_S: Final = (0.05, 0.1, 0.2, 0.4)
 
@@ -213,9 +220,11 @@ class EtcdStore:
         call = self._call(method, request, timeout=try_s)
         return await _answer(call, call, self._where, is_write=is_write)
 
-    async def _read(self, method: Any, request: Any, try_s: float = TRY_S) -> Any:
+    async def _read(
+        self, method: Any, request: Any, try_s: float = TRY_S, budget_s: float = READ_BUDGET_S
+    ) -> Any:
         """Repeat a call that changes nothing, or nothing more when repeated, within a budget."""
-        give_up_at = time.monotonic() + max(READ_BUDGET_S, try_s)
+        give_up_at = time.monotonic() + max(budget_s, try_s)
         tries = 0
         while True:
             try:
@@ -317,7 +326,8 @@ class EtcdStore:
 
     async def server_info(self) -> ServerInfo:
         """See `Store.server_info`."""
-        answer = await self._read(self._status, _M["StatusRequest"]())
+        request = _M["StatusRequest"]()
+        answer = await self._read(self._status, request, budget_s=GREETING_BUDGET_S)
         return ServerInfo(answer.version, answer.dbSize, answer.leader, answer.header.revision)
 
     async def compact(self, revision: int) -> None:
