@@ -18,6 +18,7 @@ from statemachine.ids import NodeId
 NODES_MAX: Final = 64
 STEPS_MIN: Final = 20
 STEPS_DEFAULT: Final = 600
+TEXT_BYTES_MIN: Final = 1024
 SLOW_FACTOR: Final = 1.4
 """How much longer the own work of a grey node takes."""
 
@@ -128,5 +129,8 @@ def check_data(path: Path) -> None:
         raise BadDemo(f"--data {path}: no such file or folder") from None
     except OSError as error:
         raise BadDemo(f"--data {path}: cannot be read ({error.strerror})") from error
-    if not sum(sizes):
-        raise BadDemo(f"--data {path}: holds no text; name a file or folder with some in it")
+    if sum(sizes) < TEXT_BYTES_MIN:
+        raise BadDemo(
+            f"--data {path}: {sum(sizes)} bytes are too little text to train on; name a file or "
+            f"folder with at least {TEXT_BYTES_MIN}"
+        )

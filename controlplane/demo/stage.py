@@ -7,10 +7,11 @@ the one that is not are staged by this file, so that they differ in nothing else
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,7 +20,9 @@ import anyio
 from controlplane.config import Settings
 from controlplane.demo.chronicle import Chronicle
 from controlplane.demo.options import DemoOptions
-from controlplane.eventlog import EventLog
+from controlplane.etcd_binary import ensure_etcd
+from controlplane.etcd_server import EtcdServer
+from controlplane.eventlog import EventLog, EventLogError
 from controlplane.localfleet.children import Child
 from controlplane.localfleet.fleet import WINDOW_VARIABLE, FleetError, LocalFleet, example
 from controlplane.localfleet.folder import RunFolder
@@ -44,6 +47,7 @@ KNOBS: Final[dict[str, object]] = {
 """What differs from a real fleet's policy: a demo has minutes where a fleet has days."""
 
 _LOOK_S: Final = 0.1
+_ERASE_S: Final = 3.0
 
 
 @dataclass(slots=True)
@@ -145,23 +149,45 @@ def training_command(options: DemoOptions) -> list[str]:
 
 
 @asynccontextmanager
+async def store_for(options: DemoOptions, folder: RunFolder) -> AsyncIterator[str]:
+    """The URL of the etcd that the demo uses: the one that was named, or one of its own.
+
+    Raises:
+        EtcdMissing, EtcdServerError: none to be had, or it does not start.
+    """
+    if options.etcd:
+        yield options.etcd
+        return
+    binary = await anyio.to_thread.run_sync(lambda: ensure_etcd(demo=True))
+    path = folder.path / "etcd"
+    async with EtcdServer(binary, path, port=options.etcd_port) as server:
+        yield server.url
+    if not options.keep:
+        await anyio.to_thread.run_sync(lambda: shutil.rmtree(path / "etcd-data", True))
+
+
+@asynccontextmanager
 async def staged(
-    options: DemoOptions, folder: RunFolder, name: str, *, etcd_url: str = "", etcd_port: int = 0
+    options: DemoOptions, folder: RunFolder, name: str, etcd_url: str
 ) -> AsyncIterator[Stage]:
     """Stage a fleet; everything that it started is gone when the block is left.
 
     Raises:
-        FleetError, EtcdMissing, EtcdServerError, StoreAbsent, EventLogError: a part does not
-            start, or ended.
+        FleetError, StoreAbsent, EventLogError: a part does not start, or ended.
     """
     folder.write_secret()
-    async with LocalFleet(folder, name, etcd_url=etcd_url, etcd_port=etcd_port) as fleet:
-        await fleet.start_etcd()
-        settings = Settings(etcd=fleet.etcd_url, fleet=name, demo=True)
-        async with opened(settings) as log:
-            stage = Stage(options, fleet, log, Chronicle(log, folder, JOB))
-            async with _watched(stage):
-                yield stage
+    settings = Settings(etcd=etcd_url, fleet=name, demo=True)
+    async with opened(settings) as log:
+        try:
+            async with LocalFleet(folder, name, etcd_url) as fleet:
+                stage = Stage(options, fleet, log, Chronicle(log, folder, JOB))
+                async with _watched(stage):
+                    yield stage
+        finally:
+            folder.secret.unlink()
+            if options.etcd and not options.keep:
+                with anyio.move_on_after(_ERASE_S, shield=True), suppress(EventLogError):
+                    await log.erase()
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The processes of one fleet: etcd (ours or somebody's), one controller, and nodes.
+"""The processes of one fleet: a controller, and nodes.
 
 What belongs here: which command makes which part, where it writes, and ending all of it. It reads
 no log and takes no decision.
@@ -17,8 +17,6 @@ from typing import Final, Self
 import anyio
 import psutil
 
-from controlplane.etcd_binary import ensure_etcd
-from controlplane.etcd_server import EtcdServer
 from controlplane.localfleet.children import Child
 from controlplane.localfleet.folder import RunFolder
 from statemachine.ids import JobId, NodeId
@@ -39,19 +37,14 @@ class FleetError(Exception):
 
 
 class LocalFleet:
-    """One fleet on loopback. `etcd_url` names a server that is not ours; empty: bring our own."""
+    """One fleet on loopback, whose log is in the etcd at `etcd_url`."""
 
-    def __init__(
-        self, folder: RunFolder, fleet: str, *, etcd_url: str = "", etcd_port: int = 0
-    ) -> None:
+    def __init__(self, folder: RunFolder, fleet: str, etcd_url: str) -> None:
         self.folder = folder
         self.fleet = fleet
         self.etcd_url = etcd_url
         self.controller: Child | None = None
         self.nodes: dict[NodeId, Child] = {}
-        self._etcd_port = etcd_port
-        self._etcd: EtcdServer | None = None
-        self._ended: list[Child] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -64,19 +57,6 @@ class LocalFleet:
     ) -> None:
         with anyio.CancelScope(shield=True):
             await self.stop()
-
-    async def start_etcd(self) -> None:
-        """Bring etcd, unless the fleet lives in a server that is not ours.
-
-        Raises:
-            EtcdMissing, EtcdServerError: none to be had, or it does not start.
-        """
-        if self.etcd_url:
-            return
-        binary = await anyio.to_thread.run_sync(ensure_etcd)
-        self._etcd = EtcdServer(binary, self.folder.path / "etcd", port=self._etcd_port)
-        await self._etcd.start()
-        self.etcd_url = self._etcd.url
 
     def start_controller(self) -> Child:
         """Start the control plane's one process."""
@@ -109,8 +89,6 @@ class LocalFleet:
         self.folder.faults.mkdir(exist_ok=True)
         self.folder.steps.mkdir(exist_ok=True)
         child = Child.started(node, command, self.folder.logs / f"agent-{node}.log", settings)
-        if node in self.nodes:
-            self._ended.append(self.nodes[node])
         self.nodes[node] = child
         return child
 
@@ -119,16 +97,14 @@ class LocalFleet:
         self.nodes[node].kill_group()
 
     def children(self) -> Iterable[Child]:
-        """Every process that this fleet runs, etcd excepted."""
+        """Every process that this fleet runs."""
         yield from (child for child in (self.controller, *self.nodes.values()) if child)
 
     async def stop(self) -> None:
-        """End nodes, then the controller, then etcd; idempotent."""
+        """End the nodes, then the controller; idempotent."""
         await _stop_all(list(self.nodes.values()))
         if self.controller is not None:
             await _stop_all([self.controller])
-        if self._etcd is not None:
-            await self._etcd.stop()
 
 
 async def _stop_all(children: Iterable[Child]) -> None:

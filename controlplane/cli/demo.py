@@ -1,0 +1,207 @@
+"""`changeover demo`: train, lose a machine, find a grey one, go on; all on this machine, for real.
+
+What belongs here: knobs, signals, and what is printed. What happens is `controlplane.demo`.
+
+Signals are taken over before anything is started: SIGINT, SIGTERM and SIGHUP end the demo in order,
+with everything that it started, and leave the log.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+import msgspec
+
+from controlplane.cli.failing import FAILED, INTERRUPTED
+from controlplane.cli.options import CONTEXT, examples
+from controlplane.config import Settings
+from controlplane.demo.options import STEPS_DEFAULT, DemoOptions, Faults
+
+_DEFAULTS = DemoOptions()
+
+
+@click.command(
+    context_settings=CONTEXT,
+    epilog=examples(
+        "changeover demo",
+        "changeover demo --faults kill --no-baseline",
+        "changeover demo --json --data ~/corpus --seed 7 > outcome.json",
+    ),
+)
+@click.option(
+    "--nodes",
+    type=int,
+    default=_DEFAULTS.nodes,
+    show_default=True,
+    metavar="N",
+    help="nodes that train, data parallel",
+)
+@click.option(
+    "--standbys",
+    type=int,
+    default=_DEFAULTS.standbys,
+    show_default=True,
+    metavar="N",
+    help="nodes that stand by",
+)
+@click.option(
+    "--steps",
+    type=int,
+    default=STEPS_DEFAULT,
+    show_default=True,
+    metavar="N",
+    help="optimizer steps of the job",
+)
+@click.option(
+    "--faults",
+    type=click.Choice([each.value for each in Faults]),
+    default=Faults.BOTH.value,
+    show_default=True,
+    help="which nodes are hurt",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="file or folder of text  [default: this Python's standard library]",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=_DEFAULTS.seed,
+    show_default=True,
+    metavar="N",
+    help="of weights and data order; also picks who is hurt",
+)
+@click.option(
+    "--etcd", metavar="URL", default="", help="an etcd that runs already  [default: start one]"
+)
+@click.option(
+    "--etcd-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    metavar="PORT",
+    help="port of the etcd to start  [default: a free one]",
+)
+@click.option("--name", metavar="NAME", help="write to runs/NAME  [default: runs/demo-<number>]")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="write to DIR, which must not exist",
+)
+@click.option("--keep", is_flag=True, help="keep etcd's data (or the fleet's keys in --etcd)")
+@click.option("--no-baseline", is_flag=True, help="do not measure a torchrun restart")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="print one JSON object at the end; progress goes to stderr",
+)
+@click.pass_context
+def demo(context: click.Context, /, *, as_json: bool, **given: Any) -> None:
+    """Train a small transformer on a local fleet, hurt two nodes, and do not stop.
+
+    Starts an etcd, a controller, and nodes as processes of their own. A third in, an active node is
+    killed and a warm standby takes its place; two thirds in, another turns slow and is found,
+    replaced without losing a step, measured, and taken back. In the end: what each incident cost,
+    beside a torchrun restart, and whether the final weights equal those of an uninterrupted run.
+
+    Needs no root, no GPU and no network once the environment is there. Ctrl-C stops everything.
+    """
+    options = _options(given)
+    code = anyio.run(_run, options, as_json)
+    context.exit(code)
+
+
+def _options(given: dict[str, Any]) -> DemoOptions:
+    """Knobs as the demo takes them.
+
+    Raises:
+        UsageError: they contradict each other, or name what is not there.
+    """
+    name, run_dir = given.pop("name"), given.pop("run_dir")
+    if name is not None:
+        if run_dir is not None:
+            raise click.UsageError("--name and --run-dir both say where to write: give one")
+        if "/" in name or name in ("", ".", ".."):
+            raise click.UsageError(f"--name {name!r}: a plain name; --run-dir takes a path")
+        run_dir = _DEFAULTS.runs / name
+    if given["etcd"]:
+        _check_url(given["etcd"])
+    faults = Faults(given.pop("faults"))
+    baseline = not given.pop("no_baseline")
+    return DemoOptions(faults=faults, baseline=baseline, run_dir=run_dir, **given)
+
+
+def _check_url(url: str) -> None:
+    from controlplane.eventlog.etcd_url import parse_url
+
+    try:
+        parse_url(url)
+    except ValueError as error:
+        raise click.UsageError(f"--etcd: {error}") from error
+
+
+async def _run(options: DemoOptions, as_json: bool) -> int:
+    """Run the demo; return the exit code."""
+    from controlplane.demo import play as whole
+    from controlplane.demo.live import Screen
+
+    screen = Screen()
+    number = 0
+
+    async def until_signalled(scope: anyio.CancelScope) -> None:
+        nonlocal number
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            async for received in signals:
+                if not number:
+                    screen.say(f"{signal.Signals(received).name}: stopping everything")
+                    number = received
+                scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(until_signalled, group.cancel_scope)
+        await anyio.lowlevel.checkpoint()
+        if options.etcd:
+            await _check_store(options.etcd)
+        record = whole.Record(options, whole.open_folder(options))
+        await whole.play(record, screen)
+        group.cancel_scope.cancel()
+    return _tell(record.outcome, screen, as_json, number)
+
+
+async def _check_store(url: str) -> None:
+    """Refuse a store that does not answer or is too old, before a folder is made.
+
+    Raises:
+        StoreAbsent, UnsupportedServer.
+    """
+    from controlplane.server import opened
+
+    async with opened(Settings(etcd=url, demo=True)):
+        pass
+
+
+def _tell(outcome: Any, screen: Any, as_json: bool, number: int) -> int:
+    """Print how it ended; return the exit code."""
+    from controlplane.demo.tables import show
+
+    if number:
+        outcome.ok, outcome.error = False, f"interrupted by {signal.Signals(number).name}"
+    elif outcome.claims and not as_json:
+        show(outcome, screen.console)
+    for line in outcome.failures:
+        print(f"changeover: demo: {line}", file=sys.stderr)
+    print(f"log: {outcome.log}", file=sys.stderr)
+    print(f"report: {outcome.report}", file=sys.stderr)
+    if as_json:
+        print(msgspec.json.encode(outcome).decode(), flush=True)
+    if number:
+        return INTERRUPTED
+    return 0 if outcome.ok else FAILED

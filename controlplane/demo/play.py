@@ -1,0 +1,173 @@
+"""A whole demo: the run that is hurt, the same run unhurt, the restart it is compared with.
+
+What belongs here: the order of the three, what is written where, and what becomes of errors. Each
+runs alone on the machine, so that none disturbs another's measurement.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from controlplane.demo.baseline import restart_cost
+from controlplane.demo.chronicle import Chronicle, Overdue
+from controlplane.demo.live import Screen
+from controlplane.demo.options import DemoOptions, Faults
+from controlplane.demo.outcome import ClaimOutcome, Outcome, incident_outcomes, shown
+from controlplane.demo.plot import Hurt, Plot
+from controlplane.demo.proof import (
+    Claim,
+    Finish,
+    claims_of_run,
+    claims_of_sameness,
+    finish_of,
+    survivors_unchanged,
+)
+from controlplane.demo.report import write_report
+from controlplane.demo.stage import staged, store_for
+from controlplane.demo.steps import JobStep, job_steps, ordinary_ms, read_diaries
+from controlplane.errors import ControlError
+from controlplane.etcd_binary import EtcdMissing
+from controlplane.etcd_server import EtcdServerError
+from controlplane.eventlog import EventLogError
+from controlplane.localfleet.fleet import FleetError
+from controlplane.localfleet.folder import RunFolder
+from statemachine import events as e
+
+_ID_BYTES = 3
+
+
+@dataclass(slots=True)
+class Record:
+    """What one demo saw, filled as it goes, so that an interrupted one leaves what it had."""
+
+    options: DemoOptions
+    folder: RunFolder
+    chronicle: Chronicle | None = None
+    hurts: list[Hurt] = field(default_factory=list)
+    finish: Finish | None = None
+    plain: Finish | None = None
+    steps: list[JobStep] = field(default_factory=list)
+    plain_steps: list[JobStep] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    outcome: Outcome = field(default_factory=Outcome)
+
+    @property
+    def entries(self) -> list[e.Recorded]:
+        """The log of the run that was hurt."""
+        return self.chronicle.entries if self.chronicle is not None else []
+
+
+def open_folder(options: DemoOptions) -> RunFolder:
+    """Make the folder of a demo.
+
+    Raises:
+        FolderTaken: the folder that was named exists.
+    """
+    if options.run_dir is not None:
+        return RunFolder.made(options.run_dir)
+    return RunFolder.numbered(options.runs, "demo")
+
+
+async def play(record: Record, screen: Screen) -> None:
+    """Play a demo and sum it up in `record.outcome`, whatever happens."""
+    try:
+        await _play(record, screen)
+    except (
+        ControlError,
+        EtcdMissing,
+        EtcdServerError,
+        EventLogError,
+        FleetError,
+        Overdue,
+    ) as error:
+        record.outcome.error = str(error)
+    finally:
+        sum_up(record, screen.elapsed_s)
+
+
+async def _play(record: Record, screen: Screen) -> None:
+    options, folder = record.options, record.folder
+    name = f"{_fleet_stem(folder.path)}-{secrets.token_hex(_ID_BYTES)}"
+    screen.say(f"run {shown(folder.path)}; the log grows in {shown(folder.events)}")
+    async with store_for(options, folder) as url:
+        screen.say(f"from another terminal: changeover status --etcd {url} --fleet {name}")
+        await _play_hurt(record, screen, url, name)
+        screen.say("the same job again, uninterrupted: its weights have to be the same")
+        await _play_unhurt(record, screen, url, f"{name}-plain")
+    if options.baseline:
+        screen.say("measuring what a restart costs: torchrun, the same model, one worker killed")
+        record.outcome.baseline = await restart_cost(options, folder.path / "torchrun")
+
+
+async def _play_hurt(record: Record, screen: Screen, url: str, name: str) -> None:
+    """Run the plot, and take from it what it claims."""
+    options = record.options
+    async with staged(options, record.folder, name, url) as stage:
+        chronicle = record.chronicle = stage.chronicle
+        chronicle.on_entry = screen.hear
+        plot = Plot(stage, screen.say)
+        record.hurts = plot.hurts
+        async with screen.showing(chronicle, "training", options.steps):
+            await plot.play()
+        await chronicle.complete()
+    record.finish, record.steps = _end_of(chronicle, record.folder)
+    record.claims += claims_of_run(
+        options, chronicle.entries, record.hurts, record.steps, record.finish
+    )
+
+
+async def _play_unhurt(record: Record, screen: Screen, url: str, name: str) -> None:
+    """Run the same job on the same machinery, with nobody hurt and no standby."""
+    unhurt = replace(record.options, standbys=0, faults=Faults.NONE)
+    folder = record.folder.within("uninterrupted")
+    async with staged(unhurt, folder, name, url) as stage:
+        async with screen.showing(stage.chronicle, "uninterrupted", unhurt.steps):
+            await Plot(stage, lambda _: None).play()
+        await stage.chronicle.complete()
+    record.plain, record.plain_steps = _end_of(stage.chronicle, folder)
+    assert record.finish is not None
+    record.claims += claims_of_sameness(record.finish, record.plain)
+
+
+def _end_of(chronicle: Chronicle, folder: RunFolder) -> tuple[Finish, list[JobStep]]:
+    job = chronicle.job
+    holders = {slot: job.holders[slot] for slot in job.holders} if job is not None else {}
+    return finish_of(chronicle.entries, holders), job_steps(read_diaries(folder.steps).values())
+
+
+def _fleet_stem(path: Path) -> str:
+    """A run's name as a part of a fleet's name."""
+    kept = "".join(c if c.isalnum() and c.isascii() else "-" for c in path.name.lower())
+    return (kept.strip("-") or "demo")[:40]
+
+
+def sum_up(record: Record, took_s: float) -> None:
+    """Fill the outcome from what was seen, and write it and the report."""
+    options, outcome, folder = record.options, record.outcome, record.folder
+    outcome.steps = record.finish.step + 1 if record.finish is not None else 0
+    outcome.final_loss = record.finish.loss if record.finish is not None else None
+    outcome.weights_digest = record.finish.digest if record.finish is not None else ""
+    outcome.uninterrupted_digest = record.plain.digest if record.plain is not None else ""
+    outcome.incidents = incident_outcomes(record.entries, record.hurts, record.steps)
+    if record.hurts and record.finish is not None:
+        outcome.survivor_pids_unchanged = survivors_unchanged(record.hurts, record.entries)
+    outcome.events = len(record.entries)
+    outcome.log, outcome.report = shown(folder.events), shown(folder.report)
+    outcome.run_dir = shown(folder.path)
+    outcome.step_ms = ordinary_ms(record.steps)
+    outcome.uninterrupted_step_ms = ordinary_ms(record.plain_steps)
+    outcome.first_loss = record.steps[0].loss if record.steps else None
+    outcome.nodes, outcome.standbys, outcome.seed = options.nodes, options.standbys, options.seed
+    outcome.took_s = round(took_s, 1)
+    outcome.claims = [
+        ClaimOutcome(claim=claim.text, holds=claim.holds, detail=claim.detail)
+        for claim in record.claims
+    ]
+    complete = record.finish is not None and record.plain is not None
+    outcome.ok = complete and not outcome.failures
+    folder.outcome.write_bytes(msgspec.json.format(msgspec.json.encode(outcome), indent=2) + b"\n")
+    write_report(record.folder, outcome, record.entries, record.steps)
