@@ -3,9 +3,15 @@
 ChangeoverError
  +-- UsageError
  |    +-- BadConfig           a setting is wrong: names source, field, value and what is allowed
+ |    +-- TargetExists        a file would be overwritten: choose another, or insist
+ |    +-- NoSuchNode          the name is wrong; the message has the nearest one
+ |    +-- JobExists           a job is declared once: choose another name
+ |    +-- NothingToExplain    the log does not know it
  +-- ControlError             the act cannot be done now; commands exit with 1
       +-- LeaderPresent       another controller leads: stop it, or stand by
       +-- StoreAbsent         no store answers where it should
+      +-- LogRefuted          a log is not what it claims: names the first fault
+      +-- ActRefusedError     the state of the fleet forbids the act: the message says why
 """
 
 from statemachine.errors import ChangeoverError, UsageError
@@ -30,3 +36,27 @@ class LeaderPresent(ControlError):
 
 class StoreAbsent(ControlError):
     """No store answers where it should."""
+
+
+class LogRefuted(ControlError):
+    """A log that cannot be what it claims; names the first fault."""
+
+
+class TargetExists(UsageError):
+    """A file is there that would be overwritten."""
+
+
+class NoSuchNode(UsageError):
+    """No node of that name ever joined the fleet."""
+
+
+class ActRefusedError(ControlError):
+    """The state of the fleet forbids an operator's act."""
+
+
+class JobExists(UsageError):
+    """A job is declared once."""
+
+
+class NothingToExplain(UsageError):
+    """The log does not know what is asked about."""
