@@ -1,0 +1,294 @@
+"""What a sweep's numbers amount to: passed, failed, or inconclusive, which is never a pass.
+
+What belongs here: judging measurements, choosing a partner, counting entries into quarantine. No
+probe runs here; what is measured is `worker.probes`' affair, and its names are in `METRICS`.
+
+Theory of operation. A measurement is bad when it is worse, by more than its tolerance, than the
+fleet's own baseline for that hardware *and* than the partner's numbers of the same minutes: if the
+partner is as slow, the fault lies in the surroundings, and nothing is concluded. A bad link has two
+ends, so a bad pair alone blames nobody; only a third party, slow with the node as well, does.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from math import isfinite
+from types import MappingProxyType
+from typing import Final
+
+from msgspec import Struct
+
+from statemachine.errors import BadPolicy
+from statemachine.events import SweepOutcome, SweepRequested, SweepRoundFinished
+from statemachine.ids import NodeId
+from statemachine.vitals import median
+
+SOLO: Final = "solo"
+"""Compute and memory of the node alone."""
+
+REFERENCE: Final = "reference"
+"""The same of its partner, in the same minutes."""
+
+PAIR: Final = "pair"
+"""The link between the node and its partner."""
+
+THIRD: Final = "third"
+"""The link between the node and a third party, when the pair was slow."""
+
+
+class Better(StrEnum):
+    """Which way a measurement improves."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+
+
+METRICS: Final[Mapping[str, Better]] = MappingProxyType(
+    {
+        "gemm_gflops": Better.HIGHER,
+        "memory_gbps": Better.HIGHER,
+        "copy_gbps": Better.HIGHER,
+        "link_mbps": Better.HIGHER,
+        "link_latency_us": Better.LOWER,
+        "collective_mbps": Better.HIGHER,
+        "collective_latency_us": Better.LOWER,
+    }
+)
+"""What is judged, by the beginning of a name. The rest of the name qualifies it and ends with the
+statistic, as in ``link_mbps_out_best``; a name of no row is kept and never judged."""
+
+_ALWAYS: Final = ("best",)
+_STEADY: Final = ("median", "p50")
+
+
+class SweepPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All knobs of sweeps. Tolerances are ratios to a median; durations in seconds."""
+
+    tolerance: float = 1.1
+    """How much worse than the baseline compute and memory may be."""
+    link_tolerance: float = 1.25
+    """The same for rates between nodes, which share a network with others."""
+    latency_tolerance: float = 1.5
+    """The same for latencies, which have a long tail."""
+    judge_medians: bool = True
+    """Whether medians count beside the best sample; on a machine shared with a run they say how
+    busy it was, not how fast it is."""
+    cv_max: float = 0.15
+    """Coefficient of variation above which a probe was disturbed and nothing is concluded; not
+    asked where medians do not count."""
+    partner_needed: bool = True
+    """Whether a sweep without a partner can pass."""
+    unjudged_rounds: tuple[str, ...] = (PAIR, THIRD)
+    """Rounds that need only finish while the fleet has no baseline for them: their numbers, once
+    certified, become it."""
+    deadline_s: float = 60.0
+    """Time budget of a whole sweep; what did not finish by then is inconclusive."""
+    certificate_ttl_s: float = 7 * 86_400.0
+    """How long a certificate counts."""
+    entries_to_retire: int = 3
+    """Entries into quarantine within the window that retire a node."""
+    retire_window_days: float = 7.0
+    """Length of that window, in days."""
+
+    def __post_init__(self) -> None:
+        """Refuse knobs out of range.
+
+        Raises:
+            BadPolicy: names the knob, its value and what is allowed.
+        """
+        for name in ("tolerance", "link_tolerance", "latency_tolerance"):
+            if not getattr(self, name) > 1:
+                raise BadPolicy(f"sweep.{name} = {getattr(self, name)}: must be above 1")
+        for name in ("cv_max", "deadline_s", "certificate_ttl_s", "retire_window_days"):
+            if not getattr(self, name) > 0:
+                raise BadPolicy(f"sweep.{name} = {getattr(self, name)}: must be above 0")
+        if self.entries_to_retire < 1:
+            raise BadPolicy(f"sweep.entries_to_retire = {self.entries_to_retire}: must be >= 1")
+
+    def tolerance_of(self, metric: str) -> float:
+        """Return how much worse than the baseline a metric may be, as a ratio."""
+        if "latency" in metric:
+            return self.latency_tolerance
+        return self.link_tolerance if metric.startswith(("link", "collective")) else self.tolerance
+
+
+class RoundJudgement(Struct, frozen=True, kw_only=True):
+    """What one round amounts to. `compared` is how many of its numbers could be judged."""
+
+    round: str
+    outcome: SweepOutcome
+    reason: str
+    compared: int = 0
+
+
+def baseline_of(history: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the fleet's own baseline: the median of each metric that is judged.
+
+    `history` holds the measurements of known-good nodes of one kind of hardware.
+    """
+    values: dict[str, list[float]] = {}
+    for measurements in history:
+        for metric, value in measurements.items():
+            if _family(metric) and isfinite(value) and value > 0:
+                values.setdefault(metric, []).append(value)
+    return {metric: median(values[metric]) for metric in sorted(values)}
+
+
+def judge_round(
+    finished: SweepRoundFinished,
+    baseline: Mapping[str, float],
+    reference: Mapping[str, float],
+    policy: SweepPolicy,
+) -> RoundJudgement:
+    """Judge one round against the baseline and the partner's numbers, which may be empty."""
+    name = finished.round
+
+    def concluded(outcome: SweepOutcome, reason: str, compared: int = 0) -> RoundJudgement:
+        return RoundJudgement(round=name, outcome=outcome, reason=reason, compared=compared)
+
+    if finished.failure:
+        return concluded(SweepOutcome.INCONCLUSIVE, f"{name}: {finished.failure}")
+    judged = {m: v for m, v in sorted(finished.measurements.items()) if _is_judged(m, policy)}
+    broken = [metric for metric, value in judged.items() if not (isfinite(value) and value > 0)]
+    if broken or not judged:
+        what = f"{broken[0]} is {judged[broken[0]]}" if broken else "nothing that can be judged"
+        return concluded(SweepOutcome.INCONCLUSIVE, f"{name}: {what}")
+    known = [metric for metric in judged if baseline.get(metric, 0.0) > 0]
+    bad = [m for m in known if _loss(m, judged[m], baseline[m]) > policy.tolerance_of(m)]
+    alone = [m for m in bad if _is_alone(m, judged[m], reference, policy)]
+    if alone:
+        said = "; ".join(_said(m, judged[m], baseline[m], policy) for m in alone)
+        return concluded(SweepOutcome.FAILED, f"{name}: {said}", len(known))
+    if bad:
+        said = _said(bad[0], judged[bad[0]], baseline[bad[0]], policy)
+        why = f"{name}: {said}; but its partner is as slow now: the surroundings are"
+        return concluded(SweepOutcome.INCONCLUSIVE, why, len(known))
+    if unsteady := _unsteady(finished, policy):
+        return concluded(SweepOutcome.INCONCLUSIVE, f"{name}: {unsteady}", len(known))
+    if not known and name not in policy.unjudged_rounds:
+        why = f"{name}: no baseline for {', '.join(judged)}"
+        return concluded(SweepOutcome.INCONCLUSIVE, why)
+    if not known:
+        return concluded(SweepOutcome.PASSED, f"{name}: finished; no baseline to judge it by yet")
+    worst = max(known, key=lambda m: (_loss(m, judged[m], baseline[m]), m))
+    said = _said(worst, judged[worst], baseline[worst], policy)
+    return concluded(SweepOutcome.PASSED, f"{name}: {said} at worst", len(known))
+
+
+def judge_sweep(
+    request: SweepRequested,
+    rounds: Sequence[SweepRoundFinished],
+    baseline: Mapping[str, float] | None,
+    policy: SweepPolicy,
+) -> tuple[SweepOutcome, str]:
+    """Judge a sweep by the rounds that finished; the reason names every round that decided.
+
+    A node that is slow alone has failed, whatever else did not finish. Short of that, a missing or
+    disturbed round, or a missing partner or baseline, makes the sweep inconclusive.
+    """
+    finished = {done.round: done for done in rounds}
+    reference = finished[REFERENCE].measurements if REFERENCE in finished else {}
+    judged = {
+        name: judge_round(done, baseline or {}, reference, policy)
+        for name, done in finished.items()
+        if name != REFERENCE  # the partner is not on trial
+    }
+    blamed = [j.reason for name, j in judged.items() if _blames(name, judged)]
+    if blamed:
+        return SweepOutcome.FAILED, "; ".join(blamed)
+    missing = [name for name in request.rounds if name not in finished]
+    open_questions = [f"{name} did not finish in time" for name in missing]
+    if policy.partner_needed and not request.partner:
+        open_questions.append("no known-good partner was free")
+    if SOLO not in judged and SOLO not in missing:
+        open_questions.append("the node was not measured alone")
+    open_questions += [j.reason for j in judged.values() if j.outcome is SweepOutcome.INCONCLUSIVE]
+    if needs_third_party(rounds, baseline, policy):
+        partner = finished[PAIR].partner or request.partner
+        open_questions.append(
+            f"{judged[PAIR].reason}; its link or that of {partner}: only a third party can tell"
+        )
+    if open_questions:
+        return SweepOutcome.INCONCLUSIVE, "; ".join(open_questions)
+    said = [j.reason for j in judged.values()]
+    if PAIR in judged and judged[PAIR].outcome is SweepOutcome.FAILED:
+        said.append(f"the slow link is that of {finished[PAIR].partner or request.partner}")
+    return SweepOutcome.PASSED, "; ".join(said)
+
+
+def needs_third_party(
+    rounds: Sequence[SweepRoundFinished], baseline: Mapping[str, float] | None, policy: SweepPolicy
+) -> bool:
+    """Tell whether the pair is slow and no third party has shown on whose side."""
+    finished = {done.round: done for done in rounds}
+    if PAIR not in finished or THIRD in finished:
+        return False
+    pair = judge_round(finished[PAIR], baseline or {}, {}, policy)
+    return pair.outcome is SweepOutcome.FAILED
+
+
+def partner_for(
+    node: NodeId, candidates: Iterable[NodeId], *, but: Iterable[NodeId] = ()
+) -> NodeId | None:
+    """Choose a partner among known-good nodes: the next name after `node`, cyclically.
+
+    So the load of many sweeps spreads, and every machine chooses alike. `but` are those that may
+    not serve again, such as the first partner when a third party is wanted.
+    """
+    names = sorted(set(candidates) - set(but) - {node})
+    return next((name for name in names if name > node), names[0] if names else None)
+
+
+def should_retire(entries_at_ms: Sequence[int], now_ms: int, policy: SweepPolicy) -> bool:
+    """Tell whether an entry into quarantine now, after these earlier ones, is one too many."""
+    since_ms = now_ms - policy.retire_window_days * 86_400_000
+    recent = sum(entered_at_ms > since_ms for entered_at_ms in entries_at_ms)
+    return recent + 1 >= policy.entries_to_retire
+
+
+def _blames(name: str, judged: Mapping[str, RoundJudgement]) -> bool:
+    """Tell whether a round that failed is the node's own fault."""
+    if judged[name].outcome is not SweepOutcome.FAILED:
+        return False
+    if name in (PAIR, THIRD):  # a link has two ends
+        return all(
+            end in judged and judged[end].outcome is SweepOutcome.FAILED for end in (PAIR, THIRD)
+        )
+    return True
+
+
+def _family(metric: str) -> str | None:
+    """Return the row of `METRICS` that a name belongs to."""
+    return next((row for row in METRICS if metric == row or metric.startswith(f"{row}_")), None)
+
+
+def _is_judged(metric: str, policy: SweepPolicy) -> bool:
+    statistic = metric.rpartition("_")[2]
+    wanted = (*_ALWAYS, *_STEADY) if policy.judge_medians else _ALWAYS
+    return _family(metric) is not None and statistic in wanted
+
+
+def _loss(metric: str, value: float, usual: float) -> float:
+    """Return how many times worse than usual a value is; below 1 it is better."""
+    return usual / value if METRICS[_family(metric) or metric] is Better.HIGHER else value / usual
+
+
+def _is_alone(
+    metric: str, value: float, reference: Mapping[str, float], policy: SweepPolicy
+) -> bool:
+    """Tell whether a bad value is bad beside the partner's as well, where there is one."""
+    usual = reference.get(metric, 0.0)
+    return usual <= 0 or _loss(metric, value, usual) > policy.tolerance_of(metric)
+
+
+def _unsteady(finished: SweepRoundFinished, policy: SweepPolicy) -> str:
+    for metric, value in sorted(finished.measurements.items()):
+        if policy.judge_medians and metric.endswith("_cv") and value > policy.cv_max:
+            return f"{metric} is {value:.2f}, over {policy.cv_max:.2f}: the probe was disturbed"
+    return ""
+
+
+def _said(metric: str, value: float, usual: float, policy: SweepPolicy) -> str:
+    loss, allowed = _loss(metric, value, usual), policy.tolerance_of(metric)
+    return (
+        f"{metric} {value:.4g} against {usual:.4g} usual: {loss:.2f}x worse, {allowed:.2f}x allowed"
+    )
