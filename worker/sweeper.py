@@ -27,13 +27,14 @@ import anyio
 import msgspec
 
 from statemachine.events import AnyEvent, SweepRequested, SweepRoundFinished
+from statemachine.sweep import PAIR, REFERENCE, SOLO, THIRD
 from worker.agent_facts import now_ms
 from worker.supervise import Child
 
 log = logging.getLogger("worker.agent")
 
-PROBES: Final = {"solo": ("compute", "memory"), "reference": ("compute", "memory")}
-"""What each round measures on the node alone; "pair" runs the link probe against the partner."""
+ALONE: Final = ("compute", "memory")
+"""Probes of a node alone, and of its partner as a reference."""
 
 BUDGET_S: Final = {"compute": 1.0, "memory": 1.0, "link": 1.0}
 """Seconds of measuring that each probe gets."""
@@ -98,9 +99,9 @@ class Sweeper:
 
 def _probes_of(sweep: SweepRequested, name: str) -> list[tuple[str, tuple[str, ...]]]:
     """The probes of a round, with the arguments of each."""
-    if name in PROBES:
-        return [(probe, ()) for probe in PROBES[name]]
-    if name == "pair":
+    if name in (SOLO, REFERENCE):
+        return [(probe, ()) for probe in ALONE]
+    if name in (PAIR, THIRD):
         if not sweep.partner_port:
             raise RoundFailed("the partner has no probe port")
         peer = ("--host", sweep.partner_host, "--port", str(sweep.partner_port))
