@@ -4,12 +4,15 @@ The agents' half of the protocol is `statemachine.participant`, the log is the r
 store in memory or over etcd; only what a training process would answer is made up here.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import anyio
 import pytest
-import pytest_asyncio
 from anyio.abc import TaskGroup
 
 from controlplane.etcd_server import EtcdServer
@@ -20,13 +23,16 @@ from controlplane.term import Term, unix_ms
 from statemachine import events as e
 from statemachine import messages as m
 from statemachine import participant as p
-from statemachine.ids import Incarnation, JobId, NodeId
+from statemachine.evolve import evolve
+from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Slot
 from statemachine.state import FleetState
 from statemachine.topology import Desired, decode_desired, decode_orders
 
 TTL_S = 2.0
 WAIT_S = 20.0
 JOB = JobId("job")
+
+E = TypeVar("E", bound=e.Event)
 
 Condition = Callable[[FleetState], bool]
 
@@ -42,6 +48,7 @@ class ScriptedWorker:
         self.holds_commit = False
         self.mute = False
         self.told: list[m.ToWorker] = []
+        self.unanswered: list[m.ToWorker] = []
 
     def ready(self) -> m.Ready:
         """Its first word."""
@@ -58,6 +65,7 @@ class ScriptedWorker:
         """Answer one message at once."""
         self.told.append(message)
         if self.mute:
+            self.unanswered.append(message)
             return []
         match message:
             case m.Rehearse():
@@ -73,9 +81,7 @@ class ScriptedWorker:
         report = None
         if message.motive is not e.Motive.PLANNED:
             report = e.Report(has_state=self.has_state, applied=self.step, pending=self.pending)
-        return m.Prepared(
-            transition=message.transition, links_opened=2, took_ms=1.0, report=report
-        )
+        return m.Prepared(transition=message.transition, links_opened=2, took_ms=1.0, report=report)
 
     def _committed(self, message: m.Commit) -> list[m.FromWorker]:
         if message.leave:
@@ -83,9 +89,7 @@ class ScriptedWorker:
         if message.resume_step >= 0:
             self.step = message.resume_step - 1
         self.has_state, self.pending = True, -1
-        applied = m.Applied(
-            transition=message.transition, epoch=message.epoch, step=self.step + 1
-        )
+        applied = m.Applied(transition=message.transition, epoch=message.epoch, step=self.step + 1)
         if self.holds_commit:
             return [applied]
         resumed = m.Resumed(
@@ -97,8 +101,9 @@ class ScriptedWorker:
 class ScriptedNode:
     """An agent around a scripted worker: the real session, the real participant."""
 
-    def __init__(self, log: EventLog, node: NodeId, port: int) -> None:
+    def __init__(self, log: EventLog, node: NodeId, port: int, clock_ms: Callable[[], int]) -> None:
         self.log = log
+        self.clock_ms = clock_ms
         self.node = node
         self.worker = ScriptedWorker(port)
         self.rounds: Callable[[str], dict[str, float]] = lambda _: {"gemm_gflops_best": 1.0}
@@ -123,9 +128,7 @@ class ScriptedNode:
 
     async def _live(self) -> None:
         self.session = await self.log.join(self.node, b"{}", TTL_S)
-        self._me = p.Participant(
-            node=self.node, incarnation=self.session.incarnation, job=JOB
-        )
+        self._me = p.Participant(node=self.node, incarnation=self.session.incarnation, job=JOB)
         await self.submit(
             e.NodeJoined(
                 node=self.node,
@@ -187,9 +190,9 @@ class ScriptedNode:
 
     async def submit(self, event: e.AnyEvent) -> None:
         """State a fact."""
-        await self.session.submit(event, unix_ms())
+        await self.session.submit(event, self.clock_ms())
 
-    async def saw_reset(self, peer: "ScriptedNode") -> None:
+    async def saw_reset(self, peer: ScriptedNode) -> None:
         """Let the training process see that a peer's process is gone."""
         epoch = self.desired.epoch if self.desired is not None else 0
         await self.hear(
@@ -197,10 +200,18 @@ class ScriptedNode:
                 peer=peer.node,
                 peer_incarnation=peer.session.incarnation,
                 group="dp[0]",
-                epoch=e.Epoch(epoch),
+                epoch=Epoch(epoch),
                 step=self.worker.step,
             )
         )
+
+    async def unmute(self) -> None:
+        """Let the training process answer again, and what it owes first."""
+        self.worker.mute = False
+        owed, self.worker.unanswered = self.worker.unanswered, []
+        for message in owed:
+            for said in self.worker.answer(message):
+                await self.hear(said)
 
     def kill(self) -> None:
         """End at once: nothing is said, nothing is given back."""
@@ -210,8 +221,9 @@ class ScriptedNode:
 class Fleet:
     """Nodes and controllers over one store."""
 
-    def __init__(self, log: EventLog, group: TaskGroup) -> None:
+    def __init__(self, log: EventLog, group: TaskGroup, clock_ms: Callable[[], int]) -> None:
         self.log = log
+        self.clock_ms = clock_ms
         self.nodes: dict[str, ScriptedNode] = {}
         self.state = FleetState()
         self.recorded: list[e.Recorded] = []
@@ -225,7 +237,7 @@ class Fleet:
     async def start_controller(self, name: str, knobs: dict[str, object] | None = None) -> Term:
         """Have a controller campaign and lead; returns once it leads."""
         leadership = await self.log.campaign(name, TTL_S)
-        term = Term(self.log, leadership, knobs=knobs)
+        term = Term(self.log, leadership, clock_ms=self.clock_ms, knobs=knobs)
         scope = self._scopes[name] = anyio.CancelScope()
 
         async def lead() -> None:
@@ -247,7 +259,7 @@ class Fleet:
 
     async def start_node(self, name: str) -> ScriptedNode:
         """Have a node join; returns once it did."""
-        node = ScriptedNode(self.log, NodeId(name), next(self._ports))
+        node = ScriptedNode(self.log, NodeId(name), next(self._ports), self.clock_ms)
         self.nodes[name] = node
         self._group.start_soon(node.run)
         await node.joined.wait()
@@ -268,14 +280,12 @@ class Fleet:
 
     async def act(self, event: e.AnyEvent) -> None:
         """State an operator's act."""
-        await self.log.submit_operator("op", event, unix_ms())
+        await self.log.submit_operator("op", event, self.clock_ms())
 
     # --- what the log says --------------------------------------------------------------------
 
     async def follow(self) -> None:
         """Fold the log as it grows, until cancelled."""
-        from statemachine.evolve import evolve
-
         async with self.log.follow() as entries:
             async for recorded in entries:
                 self.recorded.append(recorded)
@@ -292,42 +302,102 @@ class Fleet:
         story = "\n".join(f"{r.position} {r.event}" for r in self.recorded)
         raise AssertionError(f"not within {WAIT_S} s: {what}; the log:\n{story}")
 
-    def said(self, kind: type[e.Event]) -> list[e.Event]:
+    def said(self, kind: type[E]) -> list[E]:
         """Events of one kind, in order."""
         return [r.event for r in self.recorded if isinstance(r.event, kind)]
 
     def holder(self, slot: int) -> str:
         """Who holds a slot by the fold."""
-        return self.state.jobs[JOB].holders[e.Slot(slot)]
+        return self.state.jobs[JOB].holders[Slot(slot)]
 
     def incarnation(self, name: str) -> Incarnation:
         """The incarnation of a node by the fold."""
         return self.state.nodes[NodeId(name)].incarnation
 
 
-MakeFleet = Callable[[], Awaitable[Fleet]]
+# --- where it plays ---------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def fleet_over(log: EventLog) -> AsyncIterator[Fleet]:
-    """A fleet over a log; everything it started ends with the body."""
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer as soon as nothing else can run.
+
+    For what does no real I/O: a scenario of minutes takes milliseconds, and twice the same way.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def jump(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now += seconds
+
+
+class _Jumping(selectors.SelectSelector):
+    """Never waits: it moves the clock by as much as it was asked to wait."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready:
+            assert timeout is not None, "everything waits for ever: a deadlock"
+            self._loop.jump(timeout)
+        return ready
+
+
+EPOCH_MS = 1_800_000_000_000
+
+
+def virtual_ms() -> int:
+    """Unix time of a scenario on virtual time."""
+    return EPOCH_MS + round(asyncio.get_running_loop().time() * 1000)
+
+
+Scenario = Callable[[Fleet], Awaitable[None]]
+Play = Callable[[Scenario], None]
+
+
+async def _play(scenario: Scenario, log: EventLog, clock_ms: Callable[[], int]) -> None:
+    """Play a scenario on a fleet; whatever it started ends with it."""
     async with anyio.create_task_group() as group:
-        fleet = Fleet(log, group)
+        fleet = Fleet(log, group, clock_ms)
         group.start_soon(fleet.follow)
         try:
-            yield fleet
+            await scenario(fleet)
         finally:
             group.cancel_scope.cancel()
 
 
-@pytest_asyncio.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
-async def log(request: pytest.FixtureRequest, fleet: str) -> AsyncIterator[EventLog]:
-    """A log over each of both stores."""
+def play_virtually(scenario: Scenario, store: MemoryStore | None = None) -> None:
+    """Play a scenario over the store in memory, on virtual time."""
+
+    async def play() -> None:
+        await _play(scenario, EventLog(store or MemoryStore(), "virtual"), virtual_ms)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(play())
+
+
+@pytest.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
+def play(request: pytest.FixtureRequest, fleet: str) -> Play:
+    """Plays a scenario: over memory on virtual time, or over a real etcd in real time."""
     if request.param == "memory":
-        yield EventLog(MemoryStore(), fleet)
-        return
+        return play_virtually
     server: EtcdServer = request.getfixturevalue("etcd")
-    store = await open_store(server.url)
-    yield EventLog(store, fleet)
-    with suppress(EventLogError):
-        await store.aclose()
+
+    async def play_really(scenario: Scenario) -> None:
+        store = await open_store(server.url)
+        try:
+            await _play(scenario, EventLog(store, fleet), unix_ms)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await store.aclose()
+
+    return lambda scenario: asyncio.run(play_really(scenario))

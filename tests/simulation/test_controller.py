@@ -1,0 +1,323 @@
+"""The controller that ships, with a fleet around it: launch, loss, swap, sweep, takeover.
+
+Each scenario plays over the store in memory on virtual time, and over a real etcd in real time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from controlplane.eventlog import Batch, Deposed, Fenced
+from controlplane.eventlog.store import Put
+from statemachine import events as e
+from statemachine.ids import Epoch, JobId, NodeId, Role, Slot
+from statemachine.lifecycle import NodeState, Phase
+from statemachine.vitals import CPU_MS, STEP_MS, WAIT_MS, WORK_MS, Vitals, encode_vitals, summarise
+
+if TYPE_CHECKING:
+    from controlplane.term import Term
+    from statemachine.state import FleetState
+    from tests.simulation.conftest import Condition, Fleet, Play, ScriptedNode
+
+JOB = JobId("job")
+KNOBS: dict[str, object] = {"launch_patience_s": 5.0, "retry_cooldown_s": 0.1}
+
+
+def epoch_is(number: int) -> Condition:
+    """A condition: the job's epoch is committed and nothing is pending."""
+
+    def holds(state: FleetState) -> bool:
+        job = state.jobs.get(JOB)
+        return job is not None and job.epoch == number and job.pending is None
+
+    return holds
+
+
+def state_is(node: str, wanted: NodeState) -> Condition:
+    """A condition: a node is in a state."""
+
+    def holds(state: FleetState) -> bool:
+        record = state.nodes.get(NodeId(node))
+        return record is not None and record.state is wanted
+
+    return holds
+
+
+async def launched(fleet: Fleet, controller: str = "c0") -> Term:
+    """Launch four nodes and a warm standby, n4."""
+    term = await fleet.start_controller(controller, KNOBS)
+    for number in range(5):
+        await fleet.start_node(f"n{number}")
+    await fleet.declare(4, standbys=1)
+    await fleet.until(epoch_is(1), "the launch")
+    await fleet.until(state_is("n4", NodeState.STANDBY), "a warm standby")
+    return term
+
+
+def test_a_declared_job_is_launched_and_the_node_left_over_becomes_a_standby(play: Play) -> None:
+    """Four of five nodes get the slots in order of name; the fifth rehearses and is standby."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await launched(fleet)
+        assert [fleet.holder(slot) for slot in range(4)] == ["n0", "n1", "n2", "n3"]
+        standing = await fleet.log.desired(JOB)
+        assert standing is not None
+        await fleet.until(lambda _: fleet.nodes["n3"].worker.has_state, "n3 trains")
+
+    play(scenario)
+
+
+def test_a_lost_node_is_fenced_and_replaced_at_once(play: Play) -> None:
+    """One peer's reset link suffices: the victim's writes fail, the standby holds its slot."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await launched(fleet)
+        victim = await fleet.kill_node("n1", seen_by=["n0", "n2"])
+        await fleet.until(epoch_is(2), "the swap")
+        assert fleet.holder(1) == "n4"
+        assert fleet.state.nodes[NodeId("n1")].state is NodeState.LOST
+        with pytest.raises(Fenced):
+            await victim.submit(
+                e.NodeLeft(node=victim.node, incarnation=victim.session.incarnation)
+            )
+        assert {item.node for item in await fleet.log.nodes()} == {"n0", "n2", "n3", "n4"}
+        assert len(fleet.said(e.NodeLost)) == 1
+
+    play(scenario)
+
+
+def test_survivors_resume_at_the_step_that_any_of_them_saw(play: Play) -> None:
+    """Who holds the gradients of the last step applies them; the joiner receives that state."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await launched(fleet)
+        for name, step, pending in (("n0", 9, 10), ("n2", 10, -1), ("n3", 10, -1)):
+            fleet.nodes[name].worker.step, fleet.nodes[name].worker.pending = step, pending
+        await fleet.kill_node("n1", seen_by=["n0"])
+        await fleet.until(epoch_is(2), "the swap")
+        (commit,) = fleet.said(e.TransitionCommitted)[1:]
+        assert (commit.resume_step, commit.apply) == (11, (Slot(0),))
+        assert [h.joiner for h in commit.handovers] == ["n4"]
+        assert [fleet.nodes[n].worker.step for n in ("n0", "n2", "n3", "n4")] == [10] * 4
+
+    play(scenario)
+
+
+def test_a_node_under_a_verdict_is_swapped_swept_and_comes_back(play: Play) -> None:
+    """No step is lost, the leaver is quarantined, passes its sweep, and is a warm standby again."""
+
+    async def scenario(fleet: Fleet) -> None:
+        term = await launched(fleet)
+        for node in fleet.nodes.values():
+            node.rounds = healthy_measurements
+        term.reconciler.state_events([verdict(fleet, "n2", e.Verdict.DEGRADED)])
+        await fleet.until(epoch_is(2), "the planned swap")
+        assert fleet.holder(2) == "n4"
+        (plan,) = fleet.said(e.TransitionPlanned)[1:]
+        assert plan.motive is e.Motive.PLANNED
+        await fleet.until(state_is("n2", NodeState.STANDBY), "a certified standby")
+        kinds = [type(r.event).__name__ for r in fleet.recorded if names(r.event, "n2")]
+        expected = ["NodeQuarantined", "SweepRequested", "CertificateIssued", "WarmupPassed"]
+        assert [kind for kind in kinds if kind in expected] == expected
+
+    play(scenario)
+
+
+def test_a_slow_node_is_found_by_its_vitals_alone(play: Play) -> None:
+    """Windows of vitals in, verdict out, swap done: nobody says who is slow."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await launched(fleet)
+        async with anyio.create_task_group() as group:
+            for name in ("n0", "n1", "n2", "n3"):
+                group.start_soon(publish_vitals, fleet.nodes[name], 1.4 if name == "n3" else 1.0)
+            await fleet.until(epoch_is(2), "the swap of the slow node")
+            group.cancel_scope.cancel()
+        assert fleet.holder(3) == "n4"
+        assert {event.node for event in fleet.said(e.VerdictIssued)} == {"n3"}
+
+    play(scenario)
+
+
+def test_a_silent_death_is_noticed_when_the_lease_ends(play: Play) -> None:
+    """Nobody reports the victim; its lease runs out, the grace passes, it is replaced."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await launched(fleet)
+        await fleet.kill_node("n1", seen_by=[])
+        await fleet.until(epoch_is(2), "the swap")
+        assert fleet.holder(1) == "n4"
+        assert len(fleet.said(e.LeaseExpired)) == 1
+
+    play(scenario)
+
+
+def test_a_node_that_takes_its_key_again_within_the_grace_is_not_lost(play: Play) -> None:
+    """A lease that ended is no loss yet: the same incarnation goes on."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await launched(fleet)
+        session = fleet.nodes["n1"].session
+        await fleet.log.store.revoke(session._keeper.lease)
+        await session.reestablish()
+        await anyio.sleep(2.5)
+        assert fleet.said(e.LeaseExpired) == []
+        assert fleet.state.nodes[NodeId("n1")].state is NodeState.ACTIVE
+
+    play(scenario)
+
+
+def test_a_node_that_leaves_in_good_order_is_gone_not_lost(play: Play) -> None:
+    """`NodeLeft`, then the lease given back: no evidence, no fence."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await launched(fleet)
+        leaver = fleet.nodes["n4"]
+        await leaver.submit(e.NodeLeft(node=leaver.node, incarnation=leaver.session.incarnation))
+        leaver.kill()
+        await leaver.session.leave()
+        await fleet.until(state_is("n4", NodeState.GONE), "n4 is gone")
+        await anyio.sleep(2.0)
+        assert fleet.said(e.LeaseExpired) == []
+        assert fleet.said(e.NodeLost) == []
+
+    play(scenario)
+
+
+def test_a_second_controller_finishes_what_the_first_began(play: Play) -> None:
+    """The leader dies between plan and commit; its successor commits the same transition."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await launched(fleet, "c0")
+        fleet.nodes["n2"].worker.mute = True
+        await fleet.kill_node("n1", seen_by=["n0"])
+        await fleet.until(lambda state: awaited(state) == ("n2",), "only n2 is awaited")
+        fleet.kill_controller("c0")
+        await fleet.start_controller("c1", KNOBS)
+        await fleet.nodes["n2"].unmute()
+        await fleet.until(epoch_is(2), "the swap")
+        assert [event.controller for event in fleet.said(e.LeaderElected)] == ["c0", "c1"]
+        assert len(fleet.said(e.TransitionPlanned)) == 2
+
+    play(scenario)
+
+
+def test_an_append_of_a_deposed_controller_fails(play: Play) -> None:
+    """A controller that slept through its lease cannot write one entry more."""
+
+    async def scenario(fleet: Fleet) -> None:
+        ghost = await fleet.log.campaign("ghost", 2.0)
+        await fleet.start_controller("c1")
+        await fleet.until(lambda state: state.controller == "c1", "the takeover")
+        with pytest.raises(Deposed):
+            await ghost.append(Batch(after=ghost.head, entries=(b"{}",)))
+        assert await fleet.log.head() == 1
+
+    play(scenario)
+
+
+def test_a_fact_that_does_not_decode_stays_out_and_holds_up_nobody(play: Play) -> None:
+    """It is left where it is; what others state, and what its writer states later, goes on."""
+
+    async def scenario(fleet: Fleet) -> None:
+        term = await launched(fleet)
+        passed = []
+        term.reconciler.passed_listeners.append(lambda how, each: passed.append((how, each.item)))
+        node = fleet.nodes["n4"]
+        counter = node.session.counter + 1
+        key = fleet.log._keys.inbox(node.node, node.session.incarnation, counter)
+        await fleet.log.store.txn((), (Put(key, b"\xff no fact"),))
+        session = node.session
+        session._counter, mark_key = counter, fleet.log._keys.counter(node.node)
+        await fleet.log.store.txn((), (Put(mark_key, session._mark),))
+        await node.submit(e.NodeLeft(node=node.node, incarnation=session.incarnation))
+        await fleet.until(state_is("n4", NodeState.GONE), "the fact after the corrupt one")
+        assert [(how, item.counter) for how, item in passed] == [("set aside", counter)]
+        assert [item.raw for item in await fleet.log.inbox()] == [b"\xff no fact"]
+
+    play(scenario)
+
+
+def test_a_controller_brings_about_the_policy_it_is_configured_with(play: Play) -> None:
+    """Knobs of the configuration become an event once; a restart does not repeat it."""
+
+    async def scenario(fleet: Fleet) -> None:
+        await fleet.start_controller("c0", KNOBS)
+        await fleet.until(lambda state: state.policy_version == 1, "the policy")
+        assert fleet.state.policy.launch_patience_s == 5.0
+        fleet.kill_controller("c0")
+        await fleet.start_controller("c1", KNOBS)
+        await fleet.until(lambda state: state.controller == "c1", "the takeover")
+        assert len(fleet.said(e.PolicyChanged)) == 1
+
+    play(scenario)
+
+
+# --- means ------------------------------------------------------------------------------------
+
+
+def awaited(state: FleetState) -> tuple[NodeId, ...]:
+    """Who must still answer in phase one of an unplanned transition."""
+    pending = state.jobs[JOB].pending
+    if pending is None or pending.phase is not Phase.PREPARING:
+        return ()
+    return pending.awaited()
+
+
+def verdict(fleet: Fleet, node: str, judged: e.Verdict) -> e.VerdictIssued:
+    """A verdict as the detector would issue it."""
+    return e.VerdictIssued(
+        node=NodeId(node),
+        incarnation=fleet.incarnation(node),
+        verdict=judged,
+        reason="work 1.41x its 3 peers' median",
+        job=JOB,
+        detector="test",
+    )
+
+
+def names(event: e.Event, node: str) -> bool:
+    """Whether an event is about a node."""
+    return getattr(event, "node", "") == node
+
+
+def healthy_measurements(name: str) -> dict[str, float]:
+    """What every healthy node of this fleet measures."""
+    if name == "pair":
+        return {"link_mbps_best": 1000.0, "link_latency_us_p50": 50.0}
+    return {
+        "gemm_gflops_best": 100.0,
+        "gemm_gflops_median": 99.0,
+        "gemm_cv": 0.01,
+        "memory_gbps_best": 20.0,
+        "memory_gbps_median": 19.0,
+    }
+
+
+async def publish_vitals(node: ScriptedNode, factor: float) -> None:
+    """Publish a window every 50 ms, in which this node works `factor` times as long as others."""
+    window = 0
+    while True:
+        work_ms = 40.0 * factor + 0.1 * (window % 3)
+        wait_ms = 40.0 * 1.4 - work_ms + 2.0
+        metrics = {WORK_MS: work_ms, WAIT_MS: wait_ms, CPU_MS: work_ms, STEP_MS: 58.0}
+        vitals = Vitals(
+            node=node.node,
+            incarnation=node.session.incarnation,
+            job=JOB,
+            slot=Slot(int(node.node[1:])),
+            role=Role("only"),
+            epoch=node.desired.epoch if node.desired is not None else Epoch(0),
+            window=window,
+            started_at_ms=window * 50,
+            ended_at_ms=window * 50 + 50,
+            steps=20,
+            last_step=20 * (window + 1),
+            metrics={name: summarise([value] * 20) for name, value in metrics.items()},
+        )
+        await node.session.put_vitals(encode_vitals(vitals))
+        window += 1
+        await anyio.sleep(0.05)
