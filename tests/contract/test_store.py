@@ -25,6 +25,8 @@ from controlplane.eventlog.store import (
 )
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from tests.contract.conftest import Eventually
 
 
@@ -255,6 +257,28 @@ async def test_a_lease_runs_out(store: Store, root: bytes, eventually: Eventuall
     assert await store.keep_alive(lease) == 0.0
     with pytest.raises(LeaseLost):
         await put(store, root + b"b", lease=lease)
+
+
+async def test_a_waiting_watch_sees_a_lease_end(store: Store, root: bytes) -> None:
+    """A watch that was waiting before a lease was taken is told when that lease runs out."""
+    start = await put(store, root + b"other")
+    seen: list[tuple[bytes, bool]] = []
+
+    async def wait(*, task_status: TaskStatus[None]) -> None:
+        async with store.watch(root, prefix_end(root), start + 1) as batches:
+            task_status.started()
+            async for batch in batches:
+                seen.extend((each.kv.key, each.deleted) for each in batch.changes)
+                if len(seen) == 2:
+                    return
+
+    with anyio.fail_after(8):
+        async with anyio.create_task_group() as group:
+            await group.start(wait)
+            await anyio.sleep(0.05)
+            await put(store, root + b"a", lease=await store.grant(1))
+
+    assert seen == [(root + b"a", False), (root + b"a", True)]
 
 
 async def test_a_renewed_lease_lives(store: Store, root: bytes) -> None:
