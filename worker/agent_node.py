@@ -158,9 +158,10 @@ class NodeLife:
         )
 
     async def _start_process(self) -> TrainingProcess:
-        process = await TrainingProcess.start(
-            self._settings.command, log_path=self._settings.log_path
-        )
+        path = self._settings.log_path
+        with path.open("a", encoding="utf-8") as output:
+            output.write(f"--- {self._session.node} incarnation {self._session.incarnation}\n")
+        process = await TrainingProcess.start(self._settings.command, log_path=path)
         log.info(
             "started training process %d: %s", process.child.pid, " ".join(self._settings.command)
         )

@@ -140,15 +140,18 @@ class Bench:
         """Facts that were stated, in order of arrival."""
         return [item.fact() for item in await self.log.inbox()]
 
-    async def fact(self, kind: type[T], incarnation: int = 1) -> T:
-        """Wait for a fact of a kind by an incarnation of the node."""
+    async def fact(self, kind: type[T], incarnation: int = 1, **fields: object) -> T:
+        """Wait for a fact of a kind, with these fields, by an incarnation of the node."""
         try:
             async with asyncio.timeout(WAIT_S), self.log.watch_inbox() as view:
                 async for delta in view:
                     for item in delta.updated:
                         fact = item.fact()
-                        if isinstance(fact.event, kind) and fact.incarnation == incarnation:
-                            return fact.event
+                        event = fact.event
+                        if not isinstance(event, kind) or fact.incarnation != incarnation:
+                            continue
+                        if all(getattr(event, name) == fields[name] for name in fields):
+                            return event
         except TimeoutError:
             stories = "\n".join(agent.story() for agent in self.agents)
             pytest.fail(f"no {kind.__name__} of incarnation {incarnation}:\n{stories}")
