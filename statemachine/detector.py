@@ -6,8 +6,9 @@ How one round is compared: `comparison`; what evidence amounts to: `judgement`; 
 
 Theory of operation.
 1. *Cohort*: the nodes in the same role of the same job. A *round* of a cohort takes one window of
-   each; it closes when all that were in the last round have reported, or when one reports twice.
-   So windows that arrive together are compared, whatever the nodes' clocks say.
+   each; it closes when all that were in the last round have reported, when one reports twice, or
+   when a window begins at a later step than any of the round ended at. So windows of the same
+   steps are compared as they arrive, whatever the nodes' clocks say.
 2. *Evidence*: a round says of each node by which ratio it worked longer than its peers, and
    whether the indicators agree. A window that cannot be read is no evidence, for or against.
 3. *Sustained*: a verdict needs windows in a row that accuse (one in four may be silent), whose
@@ -52,9 +53,13 @@ class Record(Struct, frozen=True, kw_only=True):
 
 
 class Cohort(Struct, frozen=True, kw_only=True):
-    """Nodes in one role of one job: the round being gathered, noise and pace of earlier ones."""
+    """Nodes in one role of one job: the round being gathered, noise and pace of earlier ones.
+
+    `last_step` is the last step of any window gathered; -1 while there is none.
+    """
 
     epoch: Epoch
+    last_step: int = -1
     gathered: HashTrieMap[NodeId, Vitals] = HashTrieMap()
     awaited: HashTrieSet[NodeId] = HashTrieSet()
     noise: tuple[float, ...] = ()
@@ -103,7 +108,7 @@ def observe(
         key = (vitals.job, vitals.role)
         rounds = _Rounds(key, now_ms, policy, judgements, notes)
         state = _with_cohort(state, vitals)
-        if vitals.node in state.cohorts[key].gathered:  # twice: the round is as full as it gets
+        if _is_over(state.cohorts[key], vitals):
             state = rounds.close(state)
         awaited_before = state.cohorts[key].awaited
         state = _gather(state, vitals, policy)
@@ -122,6 +127,13 @@ def _stale(state: DetectorState, vitals: Vitals) -> bool:
             return True
     cohort = state.cohorts.get((vitals.job, vitals.role))
     return cohort is not None and vitals.epoch < cohort.epoch
+
+
+def _is_over(cohort: Cohort, vitals: Vitals) -> bool:
+    """Tell whether a window shows that a round is as full as it gets."""
+    if vitals.node in cohort.gathered:
+        return True
+    return bool(cohort.gathered) and vitals.last_step - vitals.steps >= cohort.last_step
 
 
 def _with_cohort(state: DetectorState, vitals: Vitals) -> DetectorState:
@@ -143,6 +155,7 @@ def _gather(state: DetectorState, vitals: Vitals, policy: DetectorPolicy) -> Det
         cohort,
         gathered=cohort.gathered.insert(vitals.node, vitals),
         awaited=cohort.awaited.discard(vitals.node),
+        last_step=max(cohort.last_step, vitals.last_step),
     )
     record = _recorded(state.records.get(vitals.node), vitals, policy)
     return replace(
