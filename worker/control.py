@@ -167,6 +167,7 @@ class Control:
             self._abandon_all(CauseKind.CLOSED, "the agent is gone")
 
     def _heard(self, message: m.ToWorker) -> None:
+        log.info("told %s", _in_brief(message))
         match message:
             case m.Prepare():
                 self._prepare(message)
@@ -294,10 +295,17 @@ class Control:
         return found.seat
 
     def _say(self, message: m.FromWorker) -> None:
+        log.info("says %s", _in_brief(message))
         try:
             self.channel.send(message)
         except ChannelClosed:
             log.info("the agent is gone; not said: %s", type(message).__name__)
+
+
+def _in_brief(message: m.ToWorker | m.FromWorker) -> str:
+    transition = getattr(message, "transition", None)
+    name = type(message).__name__
+    return name if transition is None else f"{name} of transition {transition}"
 
 
 def _kinds_to_build(seat: Seat | None, before: Seat | None, *, everything: bool) -> list[str]:

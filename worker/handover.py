@@ -4,8 +4,8 @@ What belongs here: which offers are open, and what of a transfer's outcome matte
 What does not: the stream itself (`transfer`), what the state is (`state`).
 
 A source may compute on while it serves: the bytes on offer change only in the optimizer, after a
-vote in which the receiver takes part. `finish_serving` is therefore called before that point, and
-normally finds nothing left to wait for.
+vote in which the receiver takes part, so what is still on offer then is taken back: the receiver had
+it from somebody else. Only a leaver waits, since it has nothing else to do.
 """
 
 import logging
@@ -57,7 +57,7 @@ class Handover:
         return self._server.address[1]
 
     def offer(self, transition: TransitionId, joiners: Sequence[Holder], image: StateImage) -> None:
-        """Hold the state out to each joiner; it must not change until `finish_serving`."""
+        """Hold the state out to each joiner; it must not change before `withdraw`."""
         self.withdraw()
         for joiner in joiners:
             party = Party(joiner.node, joiner.incarnation)

@@ -275,7 +275,7 @@ class Run:
         if values[0] == 1:
             step.switch_to = TransitionId(values[2])
             if values[1]:
-                self._handover.finish_serving()
+                self._handover.withdraw()  # who voted has received what it was offered
             return values[1] == 1
         return self._parked_vote(step, holds_gradients=sound and ok)
 
@@ -349,8 +349,6 @@ class Run:
         elif order.motive is not Motive.PLANNED:
             self._next = order.resume_step
         self._has_state = True
-        if order.send and self._state.has_buffers:
-            self._handover.finish_serving(self._control.interrupt)
         began_s = time.perf_counter()
         before, self._seat = self._seat, seat
         everything = order.motive is not Motive.PLANNED

@@ -63,18 +63,17 @@ class TrainingState:
 
     # -- as an image -------------------------------------------------------------------------------
 
-    @property
-    def has_buffers(self) -> bool:
-        """Whether a forward pass may change registered state."""
-        return bool(self._registry.buffers())
-
     def export(self, **stamp: int | str) -> StateImage:
         """The state as an image whose bytes are the live tensors themselves (no copy on the CPU).
+
+        Buffers are copied, since a forward pass may change them while the image is being sent.
 
         `stamp` goes into the metadata (the step, the epoch), for the receiver to check. Takes time
         in proportion to the number of tensors, not to their size. Raises StateRefused.
         """
         tensors = self._registry.model_tensors()
+        for name, buffer in self._registry.buffers().items():
+            tensors[name] = buffer.detach().clone()
         trees = self._registry.take_apart(tensors)
         return StateImage(
             tuple(view_of(name, tensor) for name, tensor in tensors.items()),

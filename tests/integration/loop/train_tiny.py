@@ -1,0 +1,55 @@
+"""A tiny training loop in ordinary PyTorch: what the loop's tests run as each node's process."""
+
+import argparse
+import faulthandler
+import json
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import worker
+
+
+def main() -> None:
+    """Train a small network on numbers that depend on the step and the data part alone."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--slow-ms", type=float, default=0.0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    run = worker.join()
+    torch.manual_seed(run.seed)
+    model = nn.Sequential(
+        nn.Linear(16, args.width),
+        nn.LayerNorm(args.width),
+        nn.Dropout(0.1),
+        nn.Linear(args.width, 1),
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    run.register(model=model, optimizer=optimizer)
+    ddp = DistributedDataParallel(model, process_group=run.group("dp"))
+    losses = {}
+    for step in run.steps(args.steps):
+        chance = torch.Generator().manual_seed(step.index * 1000 + run.coordinate("dp"))
+        x = torch.randn(32, 16, generator=chance)
+        loss = (ddp(x).squeeze(-1) - x.sum(-1)).square().mean()
+        loss.backward()
+        if args.slow_ms:
+            time.sleep(args.slow_ms / 1000)
+        if step.vote():
+            optimizer.step()
+            losses[step.index] = loss.item()
+        optimizer.zero_grad()
+        step.record(loss=loss.item())
+    (args.out / f"{run.node}.{run.incarnation}.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    main()
