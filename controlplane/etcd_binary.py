@@ -145,7 +145,7 @@ def _run(*command: str, cwd: Path) -> str:
     )
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        msg = f"{command[0]} failed: {last}"
+        msg = f"{Path(command[0]).name} failed: {last}"
         raise EtcdMissing(msg)
     return done.stdout
 

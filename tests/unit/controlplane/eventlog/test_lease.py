@@ -1,0 +1,78 @@
+"""One lease and the moment at which its holder must act as dead."""
+
+import anyio
+import pytest
+
+from controlplane.eventlog.errors import LeaseLost
+from controlplane.eventlog.lease import LeaseKeeper
+from controlplane.eventlog.memory import MemoryStore
+
+TTL_S = 0.4
+
+
+async def test_a_deadline_counts_from_the_sending() -> None:
+    """The deadline lies at 0.8 of the TTL after the request was sent, not after its answer."""
+    before = anyio.current_time()
+    keeper = await LeaseKeeper.granted(MemoryStore(), TTL_S)
+
+    assert 0 <= keeper.fence_at - 0.8 * TTL_S - before < 0.05
+
+
+async def test_refusals_are_repeated_within_the_deadline() -> None:
+    """A store that refuses some renewals and then answers costs nobody the lease."""
+    store = MemoryStore()
+    keeper = await LeaseKeeper.granted(store, TTL_S)
+    store.faults.refuse_calls = 6
+
+    with anyio.move_on_after(3 * TTL_S) as scope:
+        await keeper.renew_until_lost()
+
+    assert scope.cancelled_caught
+    assert keeper.is_provable
+    assert store.faults.refuse_calls == 0
+
+
+async def test_a_store_that_is_away_ends_it_in_time() -> None:
+    """With the store away the holder is dead at its deadline: not before, and not a TTL later."""
+    store = MemoryStore()
+    keeper = await LeaseKeeper.granted(store, TTL_S)
+    store.faults.away = True
+    began = anyio.current_time()
+
+    with pytest.raises(LeaseLost, match="could not be renewed"):
+        await keeper.renew_until_lost()
+    took_s = anyio.current_time() - began
+
+    assert 0.75 * TTL_S < took_s < TTL_S
+    with pytest.raises(LeaseLost):
+        keeper.check()
+
+
+async def test_a_lease_that_the_store_ended_is_known_at_the_next_renewal() -> None:
+    """A renewal that is answered with zero ends the holder at once."""
+    store = MemoryStore()
+    keeper = await LeaseKeeper.granted(store, TTL_S)
+    store.expire(keeper.lease)
+
+    with anyio.fail_after(TTL_S / 2), pytest.raises(LeaseLost, match="the store ended the lease"):
+        await keeper.renew_until_lost()
+
+
+async def test_a_frozen_holder_is_dead_at_its_first_look() -> None:
+    """A holder that slept through its deadline finds itself dead without asking anybody."""
+    keeper = await LeaseKeeper.granted(MemoryStore(), 0.05)
+    await anyio.sleep(0.06)
+
+    with pytest.raises(LeaseLost):
+        keeper.check()
+
+
+async def test_a_lease_given_back_is_over() -> None:
+    """After giving a lease back its holder is dead, and the store knows nothing of it."""
+    store = MemoryStore()
+    keeper = await LeaseKeeper.granted(store, TTL_S)
+
+    await keeper.give_back()
+
+    assert not keeper.is_provable
+    assert await store.keep_alive(keeper.lease) == 0.0
