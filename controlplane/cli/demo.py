@@ -194,7 +194,7 @@ def _tell(outcome: Any, screen: Any, as_json: bool, number: int) -> int:
 
     if number:
         outcome.ok, outcome.error = False, f"interrupted by {signal.Signals(number).name}"
-    elif outcome.claims and not as_json:
+    elif (outcome.claims or outcome.incidents) and not as_json:
         show(outcome, screen.console)
     for line in outcome.failures:
         print(f"changeover: demo: {line}", file=sys.stderr)

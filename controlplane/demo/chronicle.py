@@ -32,6 +32,10 @@ class Overdue(Exception):
     """What the plot waits for did not come true in time. Fit for an operator."""
 
 
+class StepsOver(Overdue):
+    """The job's last step came before what the plot waits for."""
+
+
 class Chronicle:
     """The log of one fleet, folded, and the newest vitals of each node."""
 

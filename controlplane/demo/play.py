@@ -148,6 +148,7 @@ def _fleet_stem(path: Path) -> str:
 def sum_up(record: Record, took_s: float) -> None:
     """Fill the outcome from what was seen, and write it and the report."""
     options, outcome, folder = record.options, record.outcome, record.folder
+    record.steps = record.steps or job_steps(read_diaries(folder.steps).values())
     outcome.steps = record.finish.step + 1 if record.finish is not None else 0
     outcome.final_loss = record.finish.loss if record.finish is not None else None
     outcome.weights_digest = record.finish.digest if record.finish is not None else ""

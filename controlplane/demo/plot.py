@@ -18,7 +18,7 @@ from typing import Final
 
 import anyio
 
-from controlplane.demo.chronicle import Chronicle, Overdue
+from controlplane.demo.chronicle import Chronicle, StepsOver
 from controlplane.demo.options import SLOW_FACTOR
 from controlplane.demo.stage import JOB, Stage
 from controlplane.localfleet.fleet import born_at_s
@@ -61,7 +61,6 @@ class Hurt:
     after: dict[NodeId, Identity] = field(default_factory=dict)
     failed_sweeps: int = 0
     came_back: bool = False
-    lifted: bool = False
 
 
 class Plot:
@@ -113,7 +112,13 @@ class Plot:
         await anyio.sleep(REBOOT_S)
         stage.start_node(victim)
         self._say(f"{victim} was started again: it joins as a new incarnation")
-        await self._standby(victim, BACK_S)
+        try:
+            await self._standby(victim, BACK_S)
+        except StepsOver:
+            if options.faults.greys:  # which needs a standby again
+                raise
+            self._say(f"the steps ran out before {victim} was standby again")
+            return
         hurt.came_back = True
         self._say(f"{victim} has rehearsed and is standby")
 
@@ -133,7 +138,6 @@ class Plot:
         self._say(f"{found.replacement} took slot {found.slot} of {victim} at a step boundary")
         await self._swept(hurt)
         fault_file.unlink()
-        hurt.lifted = True
         await stage.submit(e.FaultLifted(node=victim, kind=GREY))
         self._say(f"lifted the fault of {victim}")
         await self._standby(victim, SWEPT_S)
@@ -188,7 +192,8 @@ class Plot:
         """Wait for something that must come true before the job is over.
 
         Raises:
-            Overdue: it did not, or the steps ran out before.
+            Overdue: it did not in time.
+            StepsOver: the steps ran out before.
         """
 
         def holds_or_over() -> bool:
@@ -198,7 +203,7 @@ class Plot:
         await self._chronicle.until(holds_or_over, timeout_s, what)
         if not holds():
             steps = self._stage.options.steps
-            raise Overdue(f"the {steps} steps ran out before {what}: ask for more with --steps")
+            raise StepsOver(f"the {steps} steps ran out before {what}: ask for more with --steps")
 
     def _holder(self, slot: Slot) -> NodeId:
         job = self._chronicle.job

@@ -115,7 +115,7 @@ def _answered(log: list[e.Recorded], hurt: Hurt) -> list[Claim]:
         return [Claim(f"{hurt.node} was replaced after {hurt.kind}", holds=False, detail="no swap")]
     incident = found[0]
     planned = incident.motive is e.Motive.PLANNED
-    return [
+    claims = [
         Claim(
             f"{hurt.node} was replaced after {hurt.kind}, by a transition that was "
             f"{'planned' if hurt.kind == GREY else 'not planned'}",
@@ -127,14 +127,11 @@ def _answered(log: list[e.Recorded], hurt: Hurt) -> list[Claim]:
             incident.steps_lost is not None and incident.steps_lost <= STEPS_LOST_MAX[hurt.kind],
             f"{incident.steps_lost} lost, resumed at step {incident.resume_step}",
         ),
-        Claim(f"{hurt.node} came back as standby", hurt.came_back, _way_back(hurt)),
     ]
-
-
-def _way_back(hurt: Hurt) -> str:
-    if hurt.kind == KILL:
-        return "as a new incarnation"
-    return f"by its certificate, after {hurt.failed_sweeps} sweeps that it did not pass"
+    if hurt.kind == GREY:
+        way = f"by a certificate, after {hurt.failed_sweeps} sweep that it did not pass"
+        claims.append(Claim(f"{hurt.node} came back as standby", hurt.came_back, way))
+    return claims
 
 
 def _survivors(hurts: Sequence[Hurt], log: list[e.Recorded]) -> Claim:

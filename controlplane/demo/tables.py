@@ -59,8 +59,9 @@ def show(outcome: Outcome, console: Console) -> None:
             "downtime: kill: until the first step at full size; grey: pause beyond an ordinary "
             "step.[/dim]"
         )
-    console.print(_proof(outcome))
-    console.print(_ordinary(outcome))
+    if outcome.claims:
+        console.print(_proof(outcome))
+        console.print(_ordinary(outcome))
 
 
 def _incidents(outcome: Outcome) -> Table:
