@@ -13,26 +13,17 @@ declared loss ends it, at once.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
-from typing import Final, NoReturn
+from typing import Final
 
 import anyio
 import anyio.abc
 import msgspec
 
-from controlplane.eventlog import (
-    EventLog,
-    EventLogError,
-    Fenced,
-    LeaseLost,
-    NodeSession,
-    Reread,
-    Retry,
-)
+from controlplane.eventlog import EventLog, EventLogError, Fenced, NodeSession
 from statemachine import events as e
 from statemachine import messages as m
 from statemachine.errors import CodecError, EventCorrupt
@@ -49,7 +40,9 @@ from statemachine.participant import (
 )
 from statemachine.topology import Desired, Orders, decode_desired, decode_orders
 from statemachine.vitals import encode_vitals
+from worker.agent_abort import AbortWatch
 from worker.agent_facts import FactQueue, VitalsOutlet
+from worker.agent_lease import keep_lease, say_farewell
 from worker.agent_settings import AgentSettings
 from worker.channel import ChannelClosed, FrameTooLarge
 from worker.supervise import Exit, TrainingProcess
@@ -62,11 +55,6 @@ LAST_WORDS_S: Final = 0.5
 
 FENCE_PATIENCE_S: Final = 3.0
 """How long a node whose training process ended waits to be declared lost before it gives up."""
-
-FAREWELL_S: Final = 2.0
-"""How long the store may take to hear that this node leaves."""
-
-_RETRY_S: Final = 0.1
 
 
 class EndKind(StrEnum):
@@ -114,7 +102,7 @@ class NodeLife:
         self._stopping = False
         self._job_over = anyio.Event()
         self._heard_all = anyio.Event()
-        self._abort_timer: asyncio.TimerHandle | None = None
+        self._abort_watch = AbortWatch(settings.policy.abort_deadline_s, self._kill)
         self._killed_for = ""
         self._end: End | None = None
         self._process: TrainingProcess
@@ -125,7 +113,7 @@ class NodeLife:
         self._facts.put(self._joined())
         self._process = await self._start_process()
         loops = (
-            self._keep_lease,
+            lambda: keep_lease(self._session),
             self._facts.run,
             self._vitals.run,
             self._follow_desired,
@@ -139,11 +127,15 @@ class NodeLife:
                 for loop in loops:
                     self._group.start_soon(self._guarded, loop)
         finally:
-            self._disarm()
+            self._abort_watch.disarm()
             self._process.child.kill()
+            self._process.channel.close()
         await self._process.child.wait()
         assert self._end is not None
-        await self._say_farewell(self._end)
+        if self._end.kind is not EndKind.FENCED:
+            in_order = self._end.kind in (EndKind.FINISHED, EndKind.STOPPED)
+            left_for = self._end.reason if in_order else ""
+            await say_farewell(self._session, self._facts, left_for)
         return msgspec.structs.replace(self._end, was_ready=self._me.ready is not None)
 
     def _joined(self) -> e.NodeJoined:
@@ -189,31 +181,6 @@ class NodeLife:
         self._end = End(kind, reason)
         self._group.cancel_scope.cancel()
 
-    async def _say_farewell(self, end: End) -> None:
-        """Give the lease back, in good order where there is any; never longer than a moment."""
-        if end.kind is EndKind.FENCED:
-            return
-        in_order = end.kind in (EndKind.FINISHED, EndKind.STOPPED)
-        try:
-            with anyio.move_on_after(FAREWELL_S, shield=True) as scope:
-                if in_order:
-                    left = e.NodeLeft(
-                        node=self._session.node,
-                        incarnation=self._session.incarnation,
-                        reason=end.reason,
-                    )
-                    self._facts.put(left)
-                async with anyio.create_task_group() as group:
-                    group.start_soon(self._facts.run)
-                    await self._facts.drained()
-                    group.cancel_scope.cancel()
-                await self._session.leave()
-        except* EventLogError as errors:
-            log.warning("left without saying so: %s", errors.exceptions[0])
-        else:
-            if scope.cancelled_caught:
-                log.warning("left without saying so: the store does not answer")
-
     async def _await_stop(self, stop: anyio.Event) -> None:
         await stop.wait()
         self._stopping = True
@@ -221,30 +188,6 @@ class NodeLife:
         self._process.channel.send(m.Stop(reason=reason))
         await self._process.child.stop(self._settings.stop_grace_s)
         self._finish(EndKind.STOPPED, reason)
-
-    # --- the lease ----------------------------------------------------------------------------
-
-    async def _keep_lease(self) -> NoReturn:
-        while True:
-            try:
-                await self._session.run_renewal()
-            except LeaseLost as lost:
-                log.warning("%s; training goes on, coming back", lost)
-                await self._come_back()
-                log.warning("alive again as incarnation %d", self._session.incarnation)
-
-    async def _come_back(self) -> None:
-        """Take the lease again, however long the store is away; raises Fenced if it is too late."""
-        while True:
-            try:
-                await self._session.reestablish()
-            except LeaseLost:
-                pass  # it ended again meanwhile
-            except (Retry, Reread):
-                pass
-            else:
-                return
-            await anyio.sleep(_RETRY_S)
 
     # --- what the fleet wants -----------------------------------------------------------------
 
@@ -302,7 +245,7 @@ class NodeLife:
                 case Tell(message=message):
                     log.info("told the training process: %s", _brief(message))
                     self._process.channel.send(message)
-                    self._watch_abort(message, was_member)
+                    self._abort_watch.told(message, was_member=was_member)
                 case Submit(event=event):
                     self._facts.put(event)
                 case RunRound(sweep=sweep, round=name):
@@ -325,16 +268,11 @@ class NodeLife:
             self._kill("closed its channel and did not end")
 
     def _on_message(self, said: m.FromWorker) -> None:
-        match said:
-            case m.Window(vitals=vitals):
-                self._vitals.put(encode_vitals(vitals))
-                return
-            case m.Parked() | m.Prepared() | m.Refused():
-                self._disarm()
-            case m.Finished():
-                self._finished = True
-            case _:
-                pass
+        if isinstance(said, m.Window):
+            self._vitals.put(encode_vitals(said.vitals))
+            return
+        self._abort_watch.said(said)
+        self._finished = self._finished or isinstance(said, m.Finished)
         log.info("the training process said: %s", _brief(said))
         self._take(on_message(self._me, said))
         if isinstance(said, m.Ready):  # only now do these mean anything to it
@@ -344,24 +282,6 @@ class NodeLife:
                 self._take(on_orders(self._me, self._orders))
 
     # --- a process that hangs, and one that ends ----------------------------------------------
-
-    def _watch_abort(self, message: m.ToWorker, was_member: bool) -> None:
-        """A member that does not leave an abandoned collective in time is killed."""
-        if isinstance(message, m.Cancel):
-            self._disarm()
-        if not isinstance(message, m.Prepare) or message.motive is not e.Motive.UNPLANNED:
-            return
-        if was_member and self._abort_timer is None:
-            deadline_s = self._settings.policy.abort_deadline_s
-            reason = f"did not leave its collectives {deadline_s:g} s after being told to"
-            self._abort_timer = asyncio.get_running_loop().call_later(
-                deadline_s, self._kill, reason
-            )
-
-    def _disarm(self) -> None:
-        if self._abort_timer is not None:
-            self._abort_timer.cancel()
-            self._abort_timer = None
 
     def _kill(self, reason: str) -> None:
         if self._process.child.exit is None:

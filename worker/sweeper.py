@@ -118,7 +118,10 @@ async def run_probe(probe: str, command: Sequence[str], limit_s: float) -> dict[
         RoundFailed: it crashed, ran too long, or printed something else than numbers.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        child = Child.start(command, stdout=output, stderr=errors, niceness=NICENESS)
+        try:
+            child = Child.start(command, stdout=output, stderr=errors, niceness=NICENESS)
+        except OSError as error:
+            raise RoundFailed(f"the {probe} probe cannot be started: {error.strerror}") from error
         try:
             with anyio.move_on_after(limit_s) as scope:
                 await child.wait()
