@@ -66,13 +66,15 @@ class TrainingState:
     def export(self, **stamp: int | str) -> StateImage:
         """The state as an image whose bytes are the live tensors themselves (no copy on the CPU).
 
-        Buffers are copied, since a forward pass may change them while the image is being sent.
+        Only buffers are copied, since a forward pass may change them while the image is being sent;
+        everything else changes in the optimizer alone.
 
         `stamp` goes into the metadata (the step, the epoch), for the receiver to check. Takes time
         in proportion to the number of tensors, not to their size. Raises StateRefused.
         """
         tensors = self._registry.model_tensors()
         for name, buffer in self._registry.buffers().items():
+            spec_of(name, buffer)  # refuses holes, which a copy would hide
             tensors[name] = buffer.detach().clone()
         trees = self._registry.take_apart(tensors)
         return StateImage(

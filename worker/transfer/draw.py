@@ -21,7 +21,7 @@ from worker.transfer.token import NONCE_BYTES, Binding, Handshake, Party, fresh_
 BAD_CHUNKS_MAX: Final = 3
 """A source that gave this many bad chunks is left out."""
 
-WINDOW_CHUNKS: Final = 4
+WINDOW_CHUNKS: Final = 6
 """Chunks asked for ahead: enough to hide the round trip, few enough to share out evenly."""
 
 

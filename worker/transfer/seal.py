@@ -5,13 +5,13 @@ index and its bytes, hence a chunk that was altered, swapped for another or kept
 session is refused. Two algorithms, one construction (universal hash, then keyed BLAKE2b):
 
 ``blake2b``  BLAKE2b over all bytes. Always there; about 1 GB/s per core.
-``gemm``     first hashes the bytes, as rows M of 1,024 signed bytes, to the exact integers M @ K,
-             where K is a secret 1,024 x 16 matrix drawn from the session key; BLAKE2b then runs
-             over the product, a 16th of the bytes. Two different chunks agree only if some row
-             difference d (not zero) has d @ K = 0: for each of the 16 columns, once 1,023 of its
+``gemm``     first hashes the bytes, as rows M of 4,096 signed bytes, to the exact integers M @ K,
+             where K is a secret 4,096 x 16 matrix drawn from the session key; BLAKE2b then runs
+             over the product, a 64th of the bytes. Two different chunks agree only if some row
+             difference d (not zero) has d @ K = 0: for each of the 16 columns, once 4,095 of its
              entries are fixed, at most one of the 128 values of the last one does that, so the
              chance is at most 128**-16 = 2**-112. It is as fast as the CPU multiplies small
-             integers: several times BLAKE2b where that is vectorised, slower where it is not.
+             integers: five times BLAKE2b where that is vectorised, slower where it is not.
 
 Entries of K lie in [-64, 64): then no intermediate sum of any int8 kernel can saturate, and the
 product is the same integer matrix on every machine. That is tested at first use, and a process
@@ -32,9 +32,9 @@ SEAL_BYTES: Final = 16
 HEADER_INDEX: Final = (1 << 64) - 1
 """The index under which the image header is sealed."""
 
-_ROW: Final = 1024
+_ROW: Final = 4096
 _COLUMNS: Final = 16
-_SELF_TEST_ROWS: Final = 1024
+_SELF_TEST_ROWS: Final = 256
 
 
 class Seal(Protocol):
