@@ -124,7 +124,7 @@ def _evidence(
     node, peers = vitals.node, len(columns[WORK_MS].values) - 1
     own, usual = columns[WORK_MS].values[node], columns[WORK_MS].peers_median(node)
     ratio, excess = own / usual, own - usual
-    if ratio < policy.watch_ratio:
+    if min(ratio, own / columns[WORK_MS].all_median) < policy.watch_ratio:  # no majority is slow
         return Evidence(window=vitals.window, ratio=ratio, sigma=sigma, peers=peers)
     score = log(ratio) / sigma
     works = Reading(metric=WORK_MS, value=own, peers_median=usual, score=score)

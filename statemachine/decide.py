@@ -20,15 +20,11 @@ from statemachine.decide_health import (
     place_leavers,
     start_sweeps,
 )
-from statemachine.decide_jobs import (
-    advance_transition,
-    finish_job,
-    launch,
-    replace_lost,
-    start_rehearsals,
-    swap_unwanted,
-)
+from statemachine.decide_launch import finish_job, launch
 from statemachine.decide_losses import declare_losses, next_deadline
+from statemachine.decide_slots import replace_lost, swap_unwanted
+from statemachine.decide_transitions import advance_transition
+from statemachine.decide_warmups import start_rehearsals
 from statemachine.decision import Decision
 from statemachine.errors import InvariantBroken
 from statemachine.evolve import evolve

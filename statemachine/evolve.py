@@ -32,7 +32,7 @@ def evolve(state: FleetState, recorded: e.Recorded) -> FleetState:
     return _evolve(state, recorded.event)
 
 
-def _evolve(state: FleetState, event: e.AnyEvent) -> FleetState:  # noqa: C901, PLR0911, PLR0912 - one flat table of types
+def _evolve(state: FleetState, event: e.AnyEvent) -> FleetState:
     match event:
         case e.NodeJoined():
             return nodes.joined(state, event)

@@ -74,9 +74,8 @@ def on_desired(me: Participant, desired: Desired) -> Outcome:
     told: list[Instruction] = []
     me = replace(me, epoch=desired.epoch, slot=_slot_in(me, desired.members))
     before, now = me.pending, desired.pending
-    if before is not None and (now is None or now.transition != before.transition):
-        if before.phase is Phase.PREPARING and me.told_prepare == before.transition:
-            told.append(Tell(m.Cancel(transition=before.transition)))
+    if before is not None and _was_given_up(me, before, now):
+        told.append(Tell(m.Cancel(transition=before.transition)))
     me = replace(me, pending=now)
     if now is not None and _concerns(me, now):
         me = _tell_phase(me, now, told)
@@ -84,6 +83,12 @@ def on_desired(me: Participant, desired: Desired) -> Outcome:
         told.append(Tell(m.Release()))
         me = replace(me, member=False)
     return me, tuple(told)
+
+
+def _was_given_up(me: Participant, before: Pending, now: Pending | None) -> bool:
+    replaced = now is None or now.transition != before.transition
+    told = me.told_prepare == before.transition
+    return replaced and told and before.phase is Phase.PREPARING
 
 
 def _on_finished(me: Participant) -> Outcome:
@@ -178,7 +183,7 @@ def on_orders(me: Participant, orders: Orders) -> Outcome:
 # --- what the training process says -----------------------------------------------------------
 
 
-def on_message(me: Participant, said: m.FromWorker) -> Outcome:  # noqa: PLR0911 - one flat table of types
+def on_message(me: Participant, said: m.FromWorker) -> Outcome:
     """React to the training process's word."""
     match said:
         case m.Ready():

@@ -22,8 +22,16 @@ from statemachine import messages as m
 from statemachine.decide import next_deadline, settle
 from statemachine.evolve import evolve
 from statemachine.ids import Incarnation, JobId, NodeId, Position
-from statemachine.participant import Participant, RunRound, Submit, Tell
-from statemachine.participant import on_desired, on_message, on_orders
+from statemachine.participant import (
+    Instruction,
+    Participant,
+    RunRound,
+    Submit,
+    Tell,
+    on_desired,
+    on_message,
+    on_orders,
+)
 from statemachine.state import FleetState
 from statemachine.topology import desired_of, orders_of
 from worker.channel import FD_VARIABLE, AgentChannel, ChannelClosed, open_pair
@@ -56,7 +64,7 @@ class CoreFleet:
         self.secret = folder / "secret"
         self.secret.write_bytes(secrets.token_bytes(32))
         self.tasks: set[asyncio.Task[None]] = set()
-        self.hold: Callable[[e.AnyEvent], bool] = lambda event: False
+        self.hold: Callable[[e.AnyEvent], bool] = lambda _: False
         self.held: list[e.AnyEvent] = []
         self.fault: Exception | None = None
 
@@ -102,7 +110,7 @@ class CoreFleet:
             node.me, more = on_orders(node.me, orders_of(self.state, record))
             self._perform(node, (*told, *more))
 
-    def _perform(self, node: PlayedNode, told: tuple[object, ...]) -> None:
+    def _perform(self, node: PlayedNode, told: tuple[Instruction, ...]) -> None:
         for instruction in told:
             match instruction:
                 case Tell(message):
@@ -225,7 +233,7 @@ Launch = Callable[..., "Awaitable[CoreFleet]"]
 
 @pytest.fixture
 async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
-    """Launch a fleet: `await launch(nodes=4, standbys=1, steps=20)`."""
+    """Give a function that launches a fleet: `await launch(nodes=4, standbys=1, steps=20)`."""
     fleets: list[CoreFleet] = []
 
     async def start(

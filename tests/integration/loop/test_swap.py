@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from statemachine import events as e
+from statemachine.ids import NodeId
 from statemachine.lifecycle import NodeState
 
 Launch = Callable[..., Awaitable[Any]]
@@ -49,7 +50,7 @@ async def test_a_planned_swap_loses_no_step_and_changes_no_weight(launch: Launch
     await calm.stop()
     fleet = await launch(nodes=3, standbys=1, steps=STEPS, extra=["--slow-ms", "30"])
     await fleet.until("a standby is warm", lambda: _standby_warm(fleet))
-    fleet.say(e.DrainRequested(node="n1", by="test"))
+    fleet.say(e.DrainRequested(node=NodeId("n1"), by="test"))
     await fleet.until("the swap is done", lambda: len(fleet.events(e.TransitionFinished)) == 2)
     digest = await _finished(fleet)
 

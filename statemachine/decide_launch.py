@@ -1,0 +1,44 @@
+"""Deciding when a job begins and when it is over."""
+
+from statemachine import events as e
+from statemachine.choose import launch_candidates
+from statemachine.decision import Decision
+from statemachine.evolve_jobs import live_holders
+from statemachine.ids import Slot
+from statemachine.planning import change_of, open_jobs, plan_of
+from statemachine.policy import Policy
+from statemachine.state import FleetState
+
+
+def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
+    """Fill every slot of a declared job, once its standbys are there or patience is over."""
+    for job in open_jobs(state):
+        if job.launched or job.pending is not None:
+            continue
+        ready = launch_candidates(state, job)
+        slots = job.layout.slot_count
+        patience_over = now_ms >= job.declared_at_ms + round(policy.launch_patience_s * 1000)
+        if len(ready) < slots or (len(ready) < slots + job.declared.standbys and not patience_over):
+            continue
+        changes = tuple(change_of(Slot(slot), ready[slot]) for slot in range(slots))
+        reason = f"launch: {len(ready)} nodes are ready for {slots} slots"
+        deadline_s = policy.prepare_deadline_s
+        plan = plan_of(
+            state, job, e.Motive.LAUNCH, changes, now_ms, deadline_s=deadline_s, reason=reason
+        )
+        return Decision((plan,), reason)
+    return None
+
+
+def finish_job(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:  # noqa: ARG001
+    """A job is finished when the holder of every slot committed the last step."""
+    for job in open_jobs(state):
+        if not job.launched or len(job.finished_nodes) < job.layout.slot_count:
+            continue
+        held = live_holders(state, job)
+        steps = [job.finished_nodes.get(held[slot]) for slot in held]
+        if len(held) == job.layout.slot_count and all(step is not None for step in steps):
+            step = max(step for step in steps if step is not None)
+            reason = f"every slot committed step {step}"
+            return Decision((e.JobFinished(job=job.job, step=step, reason=reason),), reason)
+    return None
