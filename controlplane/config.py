@@ -56,6 +56,8 @@ class _Field(Struct, frozen=True):
     env: str
     read: Callable[[Any], Any]
     default: Any = ""
+    flag: str = ""
+    """Its flag, where that is not its name."""
 
 
 def _url(value: Any) -> str:
@@ -104,7 +106,9 @@ FIELDS: Final = (
     _Field("key", "etcd.key", "CHANGEOVER_ETCD_KEY", str),
     _Field("server_name", "etcd.server_name", "CHANGEOVER_ETCD_SERVER_NAME", str),
     _Field("fleet", "fleet.name", "CHANGEOVER_FLEET", _name("fleet"), Settings().fleet),
-    _Field("controller", "controller.name", "CHANGEOVER_CONTROLLER", _name("controller")),
+    _Field(
+        "controller", "controller.name", "CHANGEOVER_CONTROLLER", _name("controller"), flag="--name"
+    ),
     _Field("leader_ttl_s", "controller.ttl_s", "CHANGEOVER_LEADER_TTL_S", _seconds, 5.0),
     _Field("log_level", "log.level", "CHANGEOVER_LOG_LEVEL", _one_of(LEVELS), "info"),
     _Field("log_form", "log.form", "CHANGEOVER_LOG_FORM", _one_of(FORMS), "text"),
@@ -147,7 +151,8 @@ def _find(
 ) -> Any:
     """Take a setting from its strongest source."""
     if flags.get(entry.name) is not None:
-        return _taken(entry, f"--{entry.name.replace('_', '-')}", flags[entry.name])
+        flag = entry.flag or f"--{entry.name.replace('_', '-')}"
+        return _taken(entry, flag, flags[entry.name])
     if environment.get(entry.env, "") != "":
         return _taken(entry, f"environment variable {entry.env}", environment[entry.env])
     if entry.toml in table:

@@ -23,13 +23,22 @@ def clock(at_ms: float) -> str:
 def line_of(recorded: e.Recorded) -> str:
     """``position time writer event ...`` of one entry of the log."""
     return (
-        f"{recorded.position:>6} {clock(recorded.at_ms)} {recorded.writer:<12} "
+        f"{recorded.position:>6} {clock(recorded.at_ms)} {flat(recorded.writer):<12} "
         f"{type(recorded.event).__name__:<20} {words_of(recorded.event)}"
     ).rstrip()
 
 
 def words_of(event: e.AnyEvent) -> str:
     """What an event says, without its name."""
+    return flat(_words_of(event))
+
+
+def flat(text: str) -> str:
+    """A text from outside as part of one line: nothing in it moves a cursor or ends a line."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def _words_of(event: e.AnyEvent) -> str:
     match event:
         case e.TransitionPlanned():
             changes = ", ".join(_change(change) for change in event.changes)
@@ -121,5 +130,4 @@ def _joined(*parts: str) -> str:
 
 
 def _cut(part: str) -> str:
-    flat = " ".join(part.split())  # a reason from outside must not break the line
-    return flat if len(flat) <= REASON_CHARS_MAX else flat[: REASON_CHARS_MAX - 3] + "..."
+    return part if len(part) <= REASON_CHARS_MAX else part[: REASON_CHARS_MAX - 3] + "..."

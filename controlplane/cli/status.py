@@ -125,7 +125,7 @@ def lay_out_status(values: dict[str, Any]) -> list[str]:
     if values["sweeps"]:
         lines += ["", "sweeps"]
         lines += [_sweep_line(sweep) for sweep in values["sweeps"]]
-    return lines
+    return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
 
 
 NO_LEADER = "no controller leads: facts wait in the inbox, training goes on"

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from controlplane.lines import flat
+
 NOTHING = "-"
 
 
@@ -14,9 +16,9 @@ def cell(value: Any) -> str:
         case float():
             return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
         case list() | tuple():
-            return ",".join(str(each) for each in value)
+            return flat(",".join(str(each) for each in value))
         case _:
-            return " ".join(str(value).split())
+            return flat(str(value))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], indent: str = "") -> list[str]:
