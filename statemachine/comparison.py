@@ -121,24 +121,17 @@ class _Column:
 def _evidence(
     vitals: Vitals, columns: Mapping[str, _Column], sigma: float, policy: DetectorPolicy
 ) -> Evidence:
-    node, peers = vitals.node, len(columns[WORK_MS].values) - 1
-    own, usual = columns[WORK_MS].values[node], columns[WORK_MS].peers_median(node)
+    node, work = vitals.node, columns[WORK_MS]
+    own, usual = work.values[node], work.peers_median(node)
     ratio, excess = own / usual, own - usual
-    if min(ratio, own / columns[WORK_MS].all_median) < policy.watch_ratio:  # no majority is slow
+    peers = len(work.values) - 1
+    if min(ratio, own / work.all_median) < policy.watch_ratio:  # no majority can be slow
         return Evidence(window=vitals.window, ratio=ratio, sigma=sigma, peers=peers)
-    score = log(ratio) / sigma
-    works = Reading(metric=WORK_MS, value=own, peers_median=usual, score=score)
-    waits = columns[WAIT_MS].reading(node, -excess, policy.peers_min)
-    burns = columns[CPU_MS].reading(node, excess, policy.peers_min)
-    contradicted = waits is not None and waits.score < policy.wait_share_min
-    spoke = [works]
-    if waits is not None and not contradicted:
-        spoke.append(waits)
-    if burns is not None and burns.score >= policy.cpu_share_min:
-        spoke.append(burns)
+    works = Reading(metric=WORK_MS, value=own, peers_median=usual, score=log(ratio) / sigma)
+    others, contradicted = _witnesses(node, columns, excess, policy)
     step = columns[STEP_MS].values.get(node, own)
     effect = excess / max(step - excess, usual)
-    enough = len(spoke) >= policy.indicators_min and effect >= policy.effect_min
+    enough = 1 + len(others) >= policy.indicators_min and effect >= policy.effect_min
     return Evidence(
         window=vitals.window,
         ratio=ratio,
@@ -146,8 +139,26 @@ def _evidence(
         peers=peers,
         effect=effect,
         accuses=enough and not contradicted,
-        readings=tuple(spoke),
+        readings=(works, *others),
     )
+
+
+def _witnesses(
+    node: NodeId, columns: Mapping[str, _Column], excess: float, policy: DetectorPolicy
+) -> tuple[list[Reading], bool]:
+    """Return what bears long work out, and whether waiting contradicts it.
+
+    Processor time that does not show the excess contradicts nothing: a device that throttles or a
+    process that is kept from running takes long without it.
+    """
+    waits = columns[WAIT_MS].reading(node, -excess, policy.peers_min)
+    burns = columns[CPU_MS].reading(node, excess, policy.peers_min)
+    spoke = []
+    if waits is not None and waits.score >= policy.wait_share_min:
+        spoke.append(waits)
+    if burns is not None and burns.score >= policy.cpu_share_min:
+        spoke.append(burns)
+    return spoke, waits is not None and waits.score < policy.wait_share_min
 
 
 def _unfit(vitals: Vitals, policy: DetectorPolicy) -> str:

@@ -1,154 +1,28 @@
-"""The detector on fleets that a seeded generator makes: who is found, when, and who never is.
-
-The generator draws each step of each node: a bias of the machine, noise of the window, noise of the
-step, now and then a window at 1.2x that costs wall time but no processor time. All ranks finish a
-step together, so everybody waits for the slowest. `QUIET` is a production fleet with windows of
-30 s, `NOISY` a demo of four nodes on two cores with windows of 1 s.
-"""
+"""The detector: who is found, when, and who never is; order, epochs, hysteresis, takeover."""
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statemachine.detector import (
-    DetectorPolicy,
-    DetectorState,
-    Judgement,
-    observe,
-    restored,
+from statemachine.detector import DetectorPolicy, observe, restored
+from statemachine.events import Verdict, VerdictIssued
+from statemachine.ids import Epoch, Incarnation, NodeId, Role
+from statemachine.vitals import CPU_MS, WAIT_MS, WORK_MS, summarise
+from tests.unit.statemachine.grey_fleet import (
+    ACTED_UPON,
+    NOISY,
+    POLICY,
+    QUIET,
+    STILL,
+    Alter,
+    Watch,
+    altered,
+    without,
 )
-from statemachine.events import Verdict, VerdictIssued, VerdictWithdrawn
-from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot
-from statemachine.vitals import CPU_MS, STEP_MS, WAIT_MS, WORK_MS, Vitals, summarise
-
-POLICY = DetectorPolicy()
-ACTED_UPON = (Verdict.DEGRADED, Verdict.FAULTY)
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """Nodes of one job that train in step; `slow` maps a node's number to its factor."""
-
-    nodes: int = 4
-    steps: int = 20
-    work_ms: float = 30.0
-    exchange_ms: float = 6.0
-    bias: float = 0.01
-    window_noise: float = 0.08
-    step_noise: float = 0.05
-    hiccups: float = 0.05
-    cpu: bool = True
-    slow: Mapping[int, float] = field(default_factory=dict)
-    onset: int = 0
-    end: int = 10**9
-
-    def windows(self, seed: int, count: int) -> Iterator[list[Vitals]]:
-        """Yield one window of each node, `count` times."""
-        chance = random.Random(seed)
-        bias = [1 + chance.gauss(0, self.bias) for _ in range(self.nodes)]
-        for window in range(count):
-            wall, cpu = [], []
-            for node in range(self.nodes):
-                sick = self.onset <= window < self.end
-                own = self.work_ms * bias[node] * (self.slow.get(node, 1.0) if sick else 1.0)
-                noise = 1 + chance.uniform(-self.window_noise, self.window_noise)
-                noise *= 1.2 if chance.random() < self.hiccups else 1.0
-                steps = [1 + abs(chance.gauss(0, self.step_noise)) for _ in range(self.steps)]
-                wall.append([own * noise * step for step in steps])
-                cpu.append([own * (1 + chance.gauss(0, 0.02)) for _ in steps])
-            step = [max(column) + self.exchange_ms for column in zip(*wall, strict=True)]
-            yield [
-                self._vitals(node, window, wall[node], step, cpu[node])
-                for node in range(self.nodes)
-            ]
-
-    def _vitals(
-        self, node: int, window: int, work: list[float], step: list[float], cpu: list[float]
-    ) -> Vitals:
-        wait = [whole - own for whole, own in zip(step, work, strict=True)]
-        metrics = {
-            WORK_MS: summarise(work),
-            WAIT_MS: summarise(wait),
-            STEP_MS: summarise(step),
-        } | ({CPU_MS: summarise(cpu)} if self.cpu else {})
-        return Vitals(
-            node=NodeId(f"n{node}"),
-            incarnation=Incarnation(1),
-            job=JobId("j"),
-            slot=Slot(node),
-            role=Role("only"),
-            epoch=Epoch(1),
-            window=window,
-            started_at_ms=window * 1_000,
-            ended_at_ms=(window + 1) * 1_000,
-            steps=self.steps,
-            last_step=(window + 1) * self.steps - 1,
-            metrics=metrics,
-        )
-
-
-NOISY = Fleet()
-QUIET = Fleet(nodes=16, work_ms=800, exchange_ms=200, window_noise=0.025, hiccups=0.002)
-STILL = Fleet(bias=0, window_noise=0.005, step_noise=0.005, hiccups=0)
-
-Alter = Callable[[Vitals], Vitals | None]
-
-
-@dataclass
-class Watch:
-    """Feeds a detector and keeps what it said, with the number of the round."""
-
-    policy: DetectorPolicy = POLICY
-    state: DetectorState = field(default_factory=DetectorState)
-    now_ms: int = 0
-    round: int = -1
-    said: list[tuple[int, Judgement]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def see(self, batch: list[Vitals], *, pass_ms: int = 1_000) -> "Watch":
-        """Take in one batch."""
-        self.now_ms += pass_ms
-        self.round += 1
-        seen = observe(self.state, batch, self.now_ms, self.policy)
-        self.state = seen.state
-        self.said += [(self.round, judgement) for judgement in seen.judgements]
-        self.notes += seen.notes
-        return self
-
-    def watch(self, fleet: Fleet, count: int, seed: int = 1, alter: Alter | None = None) -> "Watch":
-        """Take in `count` windows of a fleet, each altered or (None) lost on the way."""
-        for batch in fleet.windows(seed, count):
-            altered = [alter(vitals) if alter else vitals for vitals in batch]
-            self.see([vitals for vitals in altered if vitals is not None])
-        return self
-
-    @property
-    def verdicts(self) -> list[tuple[int, NodeId, Verdict]]:
-        """Verdicts issued, in order."""
-        return [(r, j.node, j.verdict) for r, j in self.said if isinstance(j, VerdictIssued)]
-
-    @property
-    def withdrawn(self) -> list[tuple[int, NodeId]]:
-        """Verdicts withdrawn, in order."""
-        return [(r, j.node) for r, j in self.said if isinstance(j, VerdictWithdrawn)]
-
-
-def altered(vitals: Vitals, **changes: object) -> Vitals:
-    """Return vitals with some fields changed."""
-    return msgspec.structs.replace(vitals, **changes)
-
-
-def without(vitals: Vitals, *metrics: str) -> Vitals:
-    """Return vitals that lack some metrics."""
-    kept = {name: metric for name, metric in vitals.metrics.items() if name not in metrics}
-    return altered(vitals, metrics=kept)
-
 
 # --- who is found -----------------------------------------------------------------------------
 
@@ -470,39 +344,3 @@ def test_a_detector_that_takes_over_knows_what_stands() -> None:
     assert restored([by_hand]).standing.get(NodeId("n1")) is None, "an operator's verdict"
     recovered = Watch(state=restored(issued[-1:])).watch(replace(STILL), 30)
     assert [node for _, node in recovered.withdrawn] == ["n0"]
-
-
-# --- rates ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "fleet", "runs", "windows"),
-    [("noisy, 4 nodes", NOISY, 30, 120), ("quiet, 16 nodes", QUIET, 8, 70)],
-)
-def test_error_rates_stay_within_the_budget(
-    name: str, fleet: Fleet, runs: int, windows: int
-) -> None:
-    """Prints who was taken for what; clean nodes are acted upon in under 1 of 10,000 windows."""
-    onset = 20
-    factors = (1.0, 1.1, 1.2, 1.4)
-    print(f"\n{name}: verdict after {windows - onset} windows, {runs} runs per row")
-    print(f"{'factor':>7} {'healthy':>8} {'suspect':>8} {'degraded':>9} {'faulty':>7}  peers hurt")
-    found: dict[float, int] = {}
-    hurt = 0
-    for factor in factors:
-        counts = dict.fromkeys(("healthy", "suspect", "degraded", "faulty"), 0)
-        peers = 0
-        for seed in range(runs):
-            sick = replace(fleet, slow={1: factor}, onset=onset)
-            final = {n: v for _, n, v in Watch().watch(sick, windows, seed + 1_000).verdicts}
-            counts[final.pop(NodeId("n1"), Verdict.HEALTHY)] += 1
-            peers += sum(verdict in ACTED_UPON for verdict in final.values())
-        print(f"{factor:>7} {'  '.join(f'{count:>7}' for count in counts.values())}  {peers}")
-        found[factor] = counts["degraded"] + counts["faulty"]
-        hurt += peers + (found[factor] if factor == 1.0 else 0)
-    clean = runs * windows * (len(factors) * (fleet.nodes - 1) + 1)
-
-    assert hurt / clean < 1e-4, f"{hurt} of {clean} clean windows"
-    assert found[1.4] == found[1.2] == runs
-    assert found[1.1] >= (0.98 * runs if fleet is QUIET else 0.5 * runs)
