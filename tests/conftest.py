@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from controlplane.etcd_binary import EtcdBinary, find_etcd
 from controlplane.etcd_server import EtcdServer
+
+settings.register_profile("changeover", deadline=None, print_blob=True)
+settings.load_profile("changeover")  # how long an example takes says nothing on a shared machine
 
 _NUMBERS = itertools.count(1)
 
