@@ -24,6 +24,6 @@ def __getattr__(name: str) -> Any:
     """Load the loop when one of its names is first used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from worker import loop  # noqa: PLC0415 - torch must not load with the package
+    from worker import loop
 
     return getattr(loop, name)

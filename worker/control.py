@@ -119,7 +119,7 @@ class Control:
                 self.interrupt.clear()
             return order, seat
 
-    def _next(self, holds_slot: bool) -> Order | None:  # noqa: FBT001
+    def _next(self, holds_slot: bool) -> Order | None:
         for order in self._orders:
             planned = isinstance(order, m.Commit) and order.motive is Motive.PLANNED
             if not (planned and holds_slot):
@@ -199,15 +199,7 @@ class Control:
     def _seat_in(self, message: m.Prepare) -> Seat | None:
         if message.slot < 0:
             return None
-        return seat_of(
-            self.job,
-            self.layout,
-            message.members,
-            message.slot,
-            self.local_rank,
-            message.epoch,
-            message.transition,
-        )
+        return seat_of(self.job, self.layout, message, self.local_rank)
 
     def _abandon_all(self, kind: CauseKind, detail: str) -> None:
         for group in self.groups.values():

@@ -4,8 +4,8 @@ What belongs here: which offers are open, and what of a transfer's outcome matte
 What does not: the stream itself (`transfer`), what the state is (`state`).
 
 A source may compute on while it serves: the bytes on offer change only in the optimizer, after a
-vote in which the receiver takes part, so what is still on offer then is taken back: the receiver had
-it from somebody else. Only a leaver waits, since it has nothing else to do.
+vote in which the receiver takes part, so what is still on offer then is taken back: the receiver
+had it from somebody else. Only a leaver waits, since it has nothing else to do.
 """
 
 import logging

@@ -18,13 +18,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from statemachine import messages as m
+from statemachine.errors import EventCorrupt
 from statemachine.events import Motive, Report
 from statemachine.ids import Epoch, Role, Slot, TransitionId
 from worker.channel import Channel, WorkerChannel
@@ -60,23 +61,31 @@ def join(channel: Channel | None = None) -> "Run":
     channel = channel if channel is not None else WorkerChannel.from_environment()
     first = channel.receive()
     if not isinstance(first, m.Hello):
-        raise RuntimeError(f"the agent began with {type(first).__name__} instead of Hello")
+        raise EventCorrupt(f"the agent began with {type(first).__name__} instead of Hello")
     return Run(channel, first)
 
 
 class Step:
     """One try at one step. `index` is the step's number, 0-based and without gaps."""
 
-    def __init__(self, run: "Run", index: int, *, rehearsal: bool = False) -> None:
+    def __init__(
+        self,
+        index: int,
+        vote: "Callable[[Step, bool], bool]",
+        record: Callable[[float], None],
+        *,
+        rehearsal: bool = False,
+    ) -> None:
         self.index = index
         self.rehearsal = rehearsal
         self.passed = False
         self.voted = False
         self.switch_to = TransitionId(0)
         self.order: tuple[Order, Seat | None] | None = None
-        self._run = run
+        self._vote = vote
+        self._record = record
 
-    def vote(self, ok: bool = True) -> bool:  # noqa: FBT001, FBT002 - reads as a question with its answer
+    def vote(self, ok: bool = True) -> bool:
         """Take part in the boundary vote once this step's gradients are synchronised.
 
         True: every rank has its gradients; apply them. False: throw this step away; it is offered
@@ -88,13 +97,13 @@ class Step:
         if self.voted:
             raise RuntimeError("step.vote() was called twice in one step")
         self.voted = True
-        self.passed = self._run._vote(self, ok)
+        self.passed = self._vote(self, ok)
         return self.passed
 
     def record(self, loss: float) -> None:
         """Tell whoever watches the run what the loss is; costs nothing."""
         if not self.rehearsal:
-            self._run._pulse.record(loss)
+            self._record(loss)
 
 
 class Run:
@@ -126,7 +135,10 @@ class Run:
         self._control = Control(
             channel, self.job, self.layout, self._local_rank, self._groups, lambda: self._seat
         )
-        self._pulse = Pulse(float(os.environ.get(WINDOW_VARIABLE, "30")), self._groups.values())
+        window_s = float(os.environ.get(WINDOW_VARIABLE, "30"))
+        self._pulse = Pulse(
+            self.node, self.incarnation, self.job, window_s, list(self._groups.values())
+        )
         self._diary = Diary.from_environment()
         self._slow = SlowCompute.from_environment()
         self._registered = False
@@ -209,7 +221,7 @@ class Run:
             self._close()
 
     def _train(self) -> Iterator[Step]:
-        step = Step(self, self._next)
+        step = Step(self._next, self._vote, self._pulse.record)
         assert self._seat is not None
         seed_step(self.seed, step.index, self._seat.rank)
         self._state.snapshot_volatile()
@@ -259,11 +271,11 @@ class Run:
         assert self._seat is not None
         seat = self._seat
         role = self.layout.role_of(seat.slot)
-        return self._pulse.close(self.node, self.incarnation, self.job, seat.slot, role, seat.epoch)
+        return self._pulse.close(seat.slot, role, seat.epoch)
 
     # --- the vote -----------------------------------------------------------------------------
 
-    def _vote(self, step: Step, ok: bool) -> bool:  # noqa: FBT001
+    def _vote(self, step: Step, ok: bool) -> bool:
         if step.rehearsal:
             return ok
         self._slow.burn(self._pulse.work_so_far_s())
@@ -406,7 +418,7 @@ class Run:
                         rehearsal.fail("interrupted: this node is needed")
                         break
                     seed_step(self.seed, index, self._rehearsed_slot)
-                    step = Step(self, index, rehearsal=True)
+                    step = Step(index, self._vote, self._pulse.record, rehearsal=True)
                     rehearsal.begin_step()
                     yield step
                     rehearsal.end_step(voted=step.voted)

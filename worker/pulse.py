@@ -39,6 +39,9 @@ class Samples:
 class Pulse:
     """Measures steps and closes a window when it is old enough."""
 
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
     window_s: float
     groups: "Iterable[Waiting]"
     window: int = 0
@@ -90,21 +93,13 @@ class Pulse:
         """Whether the open window is old enough to be closed."""
         return bool(self._samples.step_ms) and time.time() - self._window_began_s >= self.window_s
 
-    def close(
-        self,
-        node: NodeId,
-        incarnation: Incarnation,
-        job: JobId,
-        slot: Slot,
-        role: Role,
-        epoch: Epoch,
-    ) -> Vitals:
+    def close(self, slot: Slot, role: Role, epoch: Epoch) -> Vitals:
         """Sum up the open window and open the next."""
         samples, began_s = self._samples, self._window_began_s
         vitals = Vitals(
-            node=node,
-            incarnation=incarnation,
-            job=job,
+            node=self.node,
+            incarnation=self.incarnation,
+            job=self.job,
             slot=slot,
             role=role,
             epoch=epoch,

@@ -4,12 +4,12 @@ Pure: from the members that the control plane announced and the job's layout to 
 groups are asked to prepare. No sockets, no torch.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from statemachine.events import JobDeclared
 from statemachine.ids import Epoch, JobId, Rank, Slot, TransitionId
 from statemachine.layout import Layout
+from statemachine.messages import Prepare
 from statemachine.topology import Holder
 from worker.groups.port import GroupPlan, Member
 
@@ -52,24 +52,16 @@ class Seat:
         ]
 
 
-def seat_of(
-    job: JobId,
-    layout: Layout,
-    members: Sequence[Holder],
-    slot: Slot,
-    local_rank: int,
-    epoch: Epoch,
-    transition: TransitionId,
-) -> Seat:
-    """The seat of one local rank of `slot` among `members`.
+def seat_of(job: JobId, layout: Layout, told: Prepare, local_rank: int) -> Seat:
+    """The seat of one local rank of the slot that a preparation names.
 
     Plans are named by kind: a process is in one group of a kind, whichever slot it takes, and so
     keeps one managed group for it from before it knows its slot.
 
     A group with a slot that nobody holds has no plan: it cannot be built at this epoch.
     """
-    rank = layout.ranks_of(slot)[local_rank]
-    held = {holder.slot: holder for holder in members}
+    rank = layout.ranks_of(told.slot)[local_rank]
+    held = {holder.slot: holder for holder in told.members}
     plans: dict[str, GroupPlan] = {}
     names: dict[str, str] = {}
     for group in layout.groups_of_rank(rank):
@@ -83,12 +75,12 @@ def seat_of(
             plans[kind] = GroupPlan(
                 name=kind,
                 job=job,
-                epoch=epoch,
-                transition=transition,
+                epoch=told.epoch,
+                transition=told.transition,
                 me=sorted(group.ranks).index(rank),
                 members=listed,
             )
-    return Seat(slot, rank, epoch, transition, tuple(members), plans, names)
+    return Seat(told.slot, rank, told.epoch, told.transition, told.members, plans, names)
 
 
 def _member(holder: Holder, rank: Rank) -> Member:

@@ -233,7 +233,7 @@ Launch = Callable[..., "Awaitable[CoreFleet]"]
 
 @pytest.fixture
 async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
-    """Give a function that launches a fleet: `await launch(nodes=4, standbys=1, steps=20)`."""
+    """A function that launches a fleet of real training processes."""
     fleets: list[CoreFleet] = []
 
     async def start(
