@@ -30,6 +30,7 @@ _DEFAULTS = DemoOptions()
     epilog=examples(
         "changeover demo",
         "changeover demo --faults kill --no-baseline",
+        "changeover demo --nodes 6 --standbys 2 -- --layers 2 --batch 4",
         "changeover demo --json --data ~/corpus --seed 7 > outcome.json",
     ),
 )
@@ -103,6 +104,7 @@ _DEFAULTS = DemoOptions()
     is_flag=True,
     help="print one JSON object at the end; progress goes to stderr",
 )
+@click.argument("training", nargs=-1, metavar="[-- TRAINING...]")
 @click.pass_context
 def demo(context: click.Context, /, *, as_json: bool, **given: Any) -> None:
     """Train a small transformer on a local fleet, hurt two nodes, and do not stop.
@@ -113,6 +115,7 @@ def demo(context: click.Context, /, *, as_json: bool, **given: Any) -> None:
     beside a torchrun restart, and whether the final weights equal those of an uninterrupted run.
 
     Needs no root, no GPU and no network once the environment is there. Ctrl-C stops everything.
+    What stands behind -- goes to the training script (examples/train_gpt.py --help).
     """
     options = _options(given)
     code = anyio.run(_run, options, as_json)
@@ -132,6 +135,9 @@ def _options(given: dict[str, Any]) -> DemoOptions:
         if "/" in name or name in ("", ".", ".."):
             raise click.UsageError(f"--name {name!r}: a plain name; --run-dir takes a path")
         run_dir = _DEFAULTS.runs / name
+    if given["training"] and not given["training"][0].startswith("-"):
+        word = given["training"][0]
+        raise click.UsageError(f"unexpected argument {word!r}; what is for the training goes behind --")
     if given["etcd"]:
         _check_url(given["etcd"])
     faults = Faults(given.pop("faults"))

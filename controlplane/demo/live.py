@@ -57,7 +57,7 @@ COLOURS: Final = {
 
 _TERMINAL_S: Final = 0.2
 _PLAIN_S: Final = 5.0
-_PLAIN_COLUMNS: Final = 160
+_PLAIN_COLUMNS: Final = 180
 _BAR_COLUMNS: Final = 32
 
 

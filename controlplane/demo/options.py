@@ -48,7 +48,10 @@ class Faults(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """One demo. `run_dir` is a folder that must not exist; None numbers one below `runs`."""
+    """One demo. `run_dir` is a folder that must not exist; None numbers one below `runs`.
+
+    `training` are further arguments of the training scripts, such as ``--layers 2``.
+    """
 
     nodes: int = 4
     standbys: int = 1
@@ -60,6 +63,7 @@ class DemoOptions:
     etcd_port: int = 0
     keep: bool = False
     baseline: bool = True
+    training: tuple[str, ...] = ()
     run_dir: Path | None = None
     runs: Path = Path("runs")
 

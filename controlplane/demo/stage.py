@@ -23,7 +23,7 @@ from controlplane.demo.options import DemoOptions
 from controlplane.etcd_binary import ensure_etcd
 from controlplane.etcd_server import EtcdServer
 from controlplane.eventlog import EventLog, EventLogError
-from controlplane.localfleet.children import Child
+from controlplane.localfleet.children import Child, last_line
 from controlplane.localfleet.fleet import WINDOW_VARIABLE, FleetError, LocalFleet, example
 from controlplane.localfleet.folder import RunFolder
 from controlplane.server import opened
@@ -43,8 +43,10 @@ WARM_S: Final = 90.0
 KNOBS: Final[dict[str, object]] = {
     "retry_cooldown_s": 1.0,
     "launch_patience_s": 60.0,
+    "sweep": {"tolerance": 1.25, "judge_medians": False},
 }
-"""What differs from a real fleet's policy: a demo has minutes where a fleet has days."""
+"""What differs from a real fleet's policy: a demo has minutes where a fleet has days, and its nodes
+share one machine, so that a median says how busy it was and a best sample how fast it is."""
 
 _LOOK_S: Final = 0.1
 _ERASE_S: Final = 3.0
@@ -86,14 +88,29 @@ class Stage:
         return self.fleet.start_node(node, JOB, training, {WINDOW_VARIABLE: f"{WINDOW_S:g}"})
 
     async def launched(self) -> None:
-        """Wait until the job trains with every slot filled."""
+        """Wait until the job trains with every slot filled.
+
+        Raises:
+            FleetError: a training process ended before it trained; says what it wrote last.
+        """
         chronicle = self.chronicle
 
         def runs() -> bool:
             job = chronicle.job
             return job is not None and job.launched and job.pending is None
 
-        await chronicle.until(runs, LAUNCH_S, "the launch")
+        await chronicle.until(lambda: runs() or self._false_start() != "", LAUNCH_S, "the launch")
+        if not runs():
+            raise FleetError(self._false_start())
+
+    def _false_start(self) -> str:
+        """How the first training process that ended ended; empty if none did."""
+        found = self.chronicle.found(lambda event: isinstance(event, e.WorkerExited))
+        if found is None or not isinstance(found.event, e.WorkerExited):
+            return ""
+        node = found.event.node
+        log_path = self.fleet.folder.logs / f"worker-{node}.log"
+        return f"{node}: {found.event.reason}: {last_line(log_path)} (log: {log_path})"
 
     async def warm(self, count: int, timeout_s: float = WARM_S) -> None:
         """Wait until `count` nodes are standby, that is warm."""
@@ -145,7 +162,7 @@ def training_command(options: DemoOptions) -> list[str]:
     command = [sys.executable, str(example("train_gpt.py")), "--steps", str(options.steps)]
     if options.data is not None:
         command += ["--data", str(options.data.resolve())]
-    return command
+    return [*command, *options.training]
 
 
 @asynccontextmanager

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from statemachine.vitals import median
+
+_NEAR_STEPS: Final = 20
 
 
 class StepLine(Struct, frozen=True, kw_only=True):
@@ -90,9 +93,13 @@ def ordinary_ms(steps: Sequence[JobStep]) -> float | None:
 
 
 def pause_ms(steps: Sequence[JobStep], resumed: int) -> float | None:
-    """How much longer than an ordinary step it took from the step before `resumed` to it, in ms."""
-    ordinary = ordinary_ms(steps)
-    for step in steps:
-        if step.step == resumed and step.gap_ms is not None and ordinary is not None:
-            return max(0.0, step.gap_ms - ordinary)
-    return None
+    """How much longer than an ordinary step it took from the step before `resumed` to it, in ms.
+
+    Ordinary is the median of the next steps: those before may have been slow for the same cause.
+    """
+    place = next((n for n, step in enumerate(steps) if step.step == resumed), None)
+    gap_ms = steps[place].gap_ms if place is not None else None
+    if place is None or gap_ms is None:
+        return None
+    ordinary = ordinary_ms(steps[place + 1 : place + 1 + _NEAR_STEPS]) or ordinary_ms(steps)
+    return max(0.0, gap_ms - ordinary) if ordinary is not None else None

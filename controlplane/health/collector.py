@@ -5,7 +5,8 @@ What belongs here: which vitals the detector gets to see, and in which order. Wh
 
 Rules: only incarnations that hold a slot by the fold are compared; a value that does not decode,
 or speaks for somebody else, is reported once per incarnation and ignored, since unknown is not
-unhealthy; an incarnation that is over is forgotten. Runs only while its controller leads.
+unhealthy; an incarnation that is over is forgotten; a node that measures as a sweep's partner is
+slow on our behalf, and is not accused of it. Runs only while its controller leads.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,9 @@ from statemachine.ids import NodeId
 from statemachine.lifecycle import NodeState
 from statemachine.state import FleetState
 from statemachine.vitals import Vitals, decode_vitals
+
+LENT = "lent to a sweep"
+"""Phase of the windows of a node that serves a sweep as partner; they are not compared."""
 
 EXPIRY_CHECK_S = 5.0
 """How often verdicts are looked at when no vitals arrive, in seconds."""
@@ -41,6 +45,7 @@ class Collector:
         self._clock_ms = clock_ms
         self._detector = restored(_standing(states()))
         self._latest: dict[NodeId, Vitals] = {}
+        self._lent: set[NodeId] = set()
         self._reported: set[tuple[NodeId, int]] = set()
         self._notes: tuple[str, ...] = ()
 
@@ -85,8 +90,22 @@ class Collector:
             self._latest[item.node] = vitals
             node = self._states().current(item.node, item.incarnation)
             if node is not None and node.state is NodeState.ACTIVE:
-                batch.append(vitals)
+                batch.append(self._marked(vitals))
         self._observe(batch)
+
+    def _marked(self, vitals: Vitals) -> Vitals:
+        """The window, marked if a sweep in which its node is the partner fell into it.
+
+        The window in which the sweep ends is reported after that end, so one more is marked.
+        """
+        sweeps = self._states().sweeps
+        if any(sweeps[number].request.partner == vitals.node for number in sweeps):
+            self._lent.add(vitals.node)
+        elif vitals.node in self._lent:
+            self._lent.discard(vitals.node)
+        else:
+            return vitals
+        return replace(vitals, phase=LENT)
 
     def _decoded(self, item: VitalsItem) -> Vitals | None:
         try:

@@ -72,12 +72,7 @@ class Child:
 
     def last_words(self) -> str:
         """The last line that it wrote, for an error in one line."""
-        with suppress(OSError):
-            lines = self.log_path.read_text(encoding="utf-8", errors="replace").split("\n")
-            for line in reversed(lines):
-                if line.strip():
-                    return line.strip()[:300]
-        return "it wrote nothing"
+        return last_line(self.log_path)
 
     async def ended(self) -> int:
         """Wait for its end; return the exit code."""
@@ -105,6 +100,16 @@ class Child:
                 process.kill()
         with anyio.move_on_after(grace_s + 1), suppress(ProcessLookupError):
             await self.ended()
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that says something, cut to one that fits into an error."""
+    with suppress(OSError):
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        for line in reversed(lines):
+            if line.strip():
+                return line.strip()[:300]
+    return "it wrote nothing"
 
 
 def _descendants(pid: int) -> set[psutil.Process]:

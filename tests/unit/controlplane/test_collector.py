@@ -12,7 +12,17 @@ from controlplane.health.collector import Collector
 from statemachine import events as e
 from statemachine.detector import Judgement
 from statemachine.evolve import evolve
-from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Role, Slot, TransitionId
+from statemachine.ids import (
+    Epoch,
+    Incarnation,
+    JobId,
+    NodeId,
+    Position,
+    Role,
+    Slot,
+    SweepId,
+    TransitionId,
+)
 from statemachine.state import FleetState
 from statemachine.vitals import CPU_MS, STEP_MS, WAIT_MS, WORK_MS, Vitals, encode_vitals, summarise
 
@@ -189,3 +199,33 @@ def test_a_collector_that_takes_over_knows_the_verdicts_that_stand() -> None:
         heard.tell(event)
     successor = Heard(heard.state)
     assert NodeId("n3") in successor.collector.detector.standing
+
+
+def test_a_partner_of_a_sweep_is_not_accused_of_being_slow(heard: Heard) -> None:
+    """It measures beside its training because it was told to; before and after, it counts."""
+    heard.tell(e.NodeJoined(node=NodeId("n9"), incarnation=Incarnation(1), host="h"))
+    heard.tell(
+        e.SweepRequested(
+            sweep=SweepId(1),
+            node=NodeId("n9"),
+            incarnation=Incarnation(1),
+            rounds=("solo", "reference"),
+            reason="quarantine",
+            partner=NodeId("n3"),
+        )
+    )
+    heard.collector._take(rounds("n3", 0, 12))
+    assert heard.events == []
+    heard.tell(
+        e.SweepFinished(
+            sweep=SweepId(1),
+            node=NodeId("n9"),
+            incarnation=Incarnation(1),
+            outcome=e.SweepOutcome.PASSED,
+            reason="",
+        )
+    )
+    heard.collector._take(rounds("n3", 12, 13))
+    assert NodeId("n3") not in heard.collector._lent
+    heard.collector._take(rounds("n3", 13, 25))
+    assert {event.node for event in heard.events} == {"n3"}
