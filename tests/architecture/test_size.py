@@ -12,7 +12,10 @@ from pathlib import Path
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 
-EXCEPTIONS: dict[str, int] = {}
+EXCEPTIONS: dict[str, int] = {
+    "statemachine/events.py": 666,  # one short record per event; read as a list
+    "statemachine/evolve.py::_evolve": 66,  # one flat match: the list of who folds what
+}
 
 
 def functions(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, int]]:
