@@ -36,7 +36,10 @@ log = logging.getLogger("worker.agent")
 ALONE: Final = ("compute", "memory")
 """Probes of a node alone, and of its partner as a reference."""
 
-BUDGET_S: Final = {"compute": 1.0, "memory": 1.0, "link": 1.0}
+TOGETHER: Final = ("link", "collective")
+"""Probes of a node and its partner, or a third party."""
+
+BUDGET_S: Final = {"compute": 1.0, "memory": 1.0, "link": 1.0, "collective": 1.0}
 """Seconds of measuring that each probe gets."""
 
 START_S: Final = 20.0
@@ -105,7 +108,7 @@ def _probes_of(sweep: SweepRequested, name: str) -> list[tuple[str, tuple[str, .
         if not sweep.partner_port:
             raise RoundFailed("the partner has no probe port")
         peer = ("--host", sweep.partner_host, "--port", str(sweep.partner_port))
-        return [("link", peer)]
+        return [(probe, peer) for probe in TOGETHER]
     raise RoundFailed(f"this agent knows no round {name!r}")
 
 

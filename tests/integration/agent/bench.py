@@ -157,14 +157,14 @@ class Bench:
             pytest.fail(f"no {kind.__name__} of incarnation {incarnation}:\n{stories}")
         raise AssertionError
 
-    def start(self, *trainee: str, options: tuple[str, ...] = ()) -> AgentRun:
+    def start(self, *trainee: str, options: tuple[str, ...] = (), node: NodeId = NODE) -> AgentRun:
         """Start an agent whose training process is the trainee with these options."""
         number = len(self.agents)
         log = self.folder / f"agent-{number}.log"
         run_dir = self.folder / f"run-{number}"
         command = [
             *(sys.executable, "-m", "worker.agent"),
-            *("--node", NODE, "--fleet", self.fleet, "--job", JOB, "--etcd", self.etcd.url),
+            *("--node", node, "--fleet", self.fleet, "--job", JOB, "--etcd", self.etcd.url),
             *("--run-dir", str(run_dir), "--lease-ttl-s", "4", "--stop-grace-s", "0.5"),
             *options,
             *("--", "python", str(TRAINEE), *trainee),
@@ -178,6 +178,6 @@ class Bench:
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.fspath(TRAINEE.parents[3])},
             )
-        agent = AgentRun(popen, log, run_dir / f"worker-{NODE}.log")
+        agent = AgentRun(popen, log, run_dir / f"worker-{node}.log")
         self.agents.append(agent)
         return agent

@@ -368,28 +368,72 @@ async def test_an_unreachable_store_is_one_line_and_code_1(bench: Bench) -> None
     assert not agent.words()
 
 
-async def test_a_round_of_a_sweep_is_measured_and_stated(bench: Bench) -> None:
-    """Asked for a solo round, an agent measures itself beside the run and states the numbers."""
-    await until_ready(bench)
+def sweeping(sweep: e.SweepRequested, node: NodeId, *rounds: str) -> Orders:
+    """Orders of a node to measure rounds of a sweep."""
+    return Orders(
+        node=node,
+        incarnation=Incarnation(1),
+        position=Position(1),
+        state=NodeState.SWEEPING if node == sweep.node else NodeState.STANDBY,
+        sweep=sweep,
+        rounds=rounds,
+    )
+
+
+async def test_a_sweep_is_measured_by_node_and_partner(bench: Bench) -> None:
+    """Each round becomes one fact with numbers: alone, the partner's reference, and together."""
+    bench.start()
+    partner = bench.start(node=N1)
+    await bench.fact(e.NodeJoined, node=N0)
+    probe_port = (await bench.fact(e.NodeJoined, node=N1)).probe_port
     sweep = e.SweepRequested(
         sweep=SweepId(3),
         node=N0,
         incarnation=Incarnation(1),
-        rounds=("solo", "pair"),
+        rounds=("solo", "reference", "pair"),
         reason="a test",
-        deadline_at_ms=int(time.time() * 1000) + 30_000,
+        partner=N1,
+        partner_host="127.0.0.1",
+        partner_port=probe_port,
+        deadline_at_ms=int(time.time() * 1000) + 60_000,
     )
-    orders = Orders(
+    await bench.put(orders=sweeping(sweep, N0, "solo", "pair"))
+    await bench.put(orders=sweeping(sweep, N1, "reference"))
+
+    solo = await bench.fact(e.SweepRoundFinished, round="solo")
+    reference = await bench.fact(e.SweepRoundFinished, round="reference")
+    pair = await bench.fact(e.SweepRoundFinished, round="pair")
+
+    assert [finished.failure for finished in (solo, reference, pair)] == ["", "", ""]
+    assert {finished.node for finished in (solo, reference, pair)} == {N0}
+    assert solo.measurements.keys() == reference.measurements.keys()
+    assert {"gemm_gflops_best", "memory_gbps_best"} <= solo.measurements.keys()
+    assert {"link_mbps_out_best", "link_mbps_in_best", "link_latency_us_best"} <= (
+        pair.measurements.keys()
+    )
+    writers = {fact.writer: fact.event for fact in await bench.facts()}
+    assert writers["n1"] == reference
+    await partner.until(lambda: len(partner.members()) == 2, "the end of the partner's half")
+
+
+async def test_a_partner_that_does_not_answer_is_a_failure_text(bench: Bench) -> None:
+    """A pair round without a living partner has a reason and no numbers."""
+    bench.start()
+    await bench.fact(e.NodeJoined)
+    sweep = e.SweepRequested(
+        sweep=SweepId(4),
         node=N0,
         incarnation=Incarnation(1),
-        position=Position(1),
-        state=NodeState.SWEEPING,
-        sweep=sweep,
-        rounds=("solo", "pair"),
+        rounds=("pair",),
+        reason="a test",
+        partner=N1,
+        partner_host="127.0.0.1",
+        partner_port=9,
     )
-    await bench.put(orders=orders)
+    await bench.put(orders=sweeping(sweep, N0, "pair"))
 
     finished = await bench.fact(e.SweepRoundFinished)
 
-    assert finished.sweep == 3
-    assert finished.node == N0
+    assert "link probe" in finished.failure
+    assert "refused" in finished.failure
+    assert finished.measurements == {}
