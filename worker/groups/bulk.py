@@ -20,7 +20,7 @@ from worker.groups import frames
 from worker.groups.frames import HEADER_BYTES, Kind
 
 _LOOKAHEAD_BYTES: Final = 4096
-_SCRATCH = bytearray(256 * 1024)
+_SCRATCH = bytearray(frames.CHUNK_BYTES_MAX)
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 

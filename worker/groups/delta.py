@@ -19,15 +19,14 @@ from torch import Tensor
 
 from worker.groups.arrays import Arithmetic, Array, Copyable, Reducible, check_reducible
 from worker.groups.bulk import BulkStream
-from worker.groups.direct import DirectGroup, chunks_of
+from worker.groups.direct import DirectGroup
 from worker.groups.exchange import Lane
-from worker.groups.frames import CHUNK_BYTES
+from worker.groups.frames import CHUNK_BYTES_MAX, chunk_bytes_for, chunks_of
 from worker.groups.port import Capabilities, ReduceOp
 from worker.groups.rings import Pass, Relay
 from worker.groups.view import View
 
 TREE_BYTES_MAX: Final = 32 * 1024
-RING_CHUNK_BYTES: Final = CHUNK_BYTES
 EXCHANGE_TAG: Final = 0x7FFFFFFF
 
 
@@ -311,7 +310,7 @@ class DeltaBackend(DirectGroup):
     def _scratch_for(self, array: Array) -> Array:
         """One chunk's worth of memory of the array's type, kept for the group's life."""
         if self._scratch is None:
-            self._scratch = np.empty(CHUNK_BYTES, dtype=np.uint8)
+            self._scratch = np.empty(CHUNK_BYTES_MAX, dtype=np.uint8)
         return self._scratch.view(array.dtype)
 
 
@@ -324,7 +323,7 @@ class _Cuts:
         self._item = array.itemsize
         self._bounds = [index * array.size // size for index in range(size + 1)]
         longest = -(-array.size // size) * array.itemsize
-        self.chunks = max(1, -(-longest // RING_CHUNK_BYTES))
+        self.chunks = max(1, -(-longest // chunk_bytes_for(longest)))
 
     def _range(self, segment: int, chunk: int) -> tuple[int, int]:
         low, high = self._bounds[segment], self._bounds[segment + 1]

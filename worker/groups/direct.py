@@ -18,7 +18,7 @@ from torch import Tensor
 
 from worker.groups.arrays import Copyable
 from worker.groups.exchange import MORE, OTHER_LANE, Lane, receive, send
-from worker.groups.frames import CHUNK_BYTES
+from worker.groups.frames import chunks_of
 from worker.groups.linked import LinkedGroup
 from worker.groups.links import Link, LinkKey
 from worker.groups.port import Cause, CauseKind, Channel, DirectTicket, PrepareRefused
@@ -51,11 +51,6 @@ class _Line:
     sending: Lane | None = None
     receiving: Lane | None = None
     dialling: bool = False
-
-
-def chunks_of(payload: memoryview) -> list[memoryview]:
-    """A payload as frames' worth of bytes; an empty one has no chunk."""
-    return [payload[start : start + CHUNK_BYTES] for start in range(0, payload.nbytes, CHUNK_BYTES)]
 
 
 class DirectGroup(LinkedGroup):

@@ -15,8 +15,9 @@ from typing import Final, NamedTuple
 MAGIC: Final = 0xC0DE
 _LAYOUT: Final = struct.Struct("<HBBIQII")
 HEADER_BYTES: Final = _LAYOUT.size
-CHUNK_BYTES: Final = 256 * 1024
+CHUNK_BYTES_MAX: Final = 1024 * 1024
 """No payload is larger: what an aborted sender owes its peer is bounded by it."""
+_CHUNK_BYTES_MIN: Final = 256 * 1024
 
 
 class Kind(IntEnum):
@@ -56,6 +57,23 @@ def unpack(buffer: bytes | bytearray, offset: int = 0) -> Header:
         BadFrame: the magic is missing or the payload is larger than a frame may be.
     """
     magic, kind, _flags, chunk, tag, sequence, payload_bytes = _LAYOUT.unpack_from(buffer, offset)
-    if magic != MAGIC or payload_bytes > CHUNK_BYTES:
+    if magic != MAGIC or payload_bytes > CHUNK_BYTES_MAX:
         raise BadFrame(f"magic {magic:#x}, payload of {payload_bytes} bytes")
     return Header(kind, chunk, tag, sequence, payload_bytes)
+
+
+def chunk_bytes_for(payload_bytes: int) -> int:
+    """How large the chunks of a payload are: small enough to stream, large enough to be cheap.
+
+    A chunk costs some 20 us of bookkeeping, so large payloads are cut less finely.
+    """
+    size = _CHUNK_BYTES_MIN
+    while size < CHUNK_BYTES_MAX and payload_bytes >= 4 * size:
+        size *= 2
+    return size
+
+
+def chunks_of(payload: memoryview) -> list[memoryview]:
+    """A payload as frames' worth of bytes; an empty one has no chunk."""
+    size = chunk_bytes_for(payload.nbytes)
+    return [payload[start : start + size] for start in range(0, payload.nbytes, size)]

@@ -10,7 +10,7 @@ import pytest
 from worker.groups import frames
 from worker.groups.bulk import BulkStream, OutOfStep, PeerMovedOn, StreamEnded
 
-CHUNK = frames.CHUNK_BYTES
+CHUNK = frames.CHUNK_BYTES_MAX
 
 
 @pytest.fixture
