@@ -6,7 +6,7 @@ is `etcd_binary`. As a command, `python -m controlplane.etcd_server --fetch DIR`
 Theory of operation. The server runs in a session of its own, so that Ctrl-C at the terminal reaches
 us first and training can end in order; the kernel kills it if we die without a chance to. That
 request is tied to the thread which starts it, hence `spawn` belongs on the main thread. Heartbeat
-and election are short because a lone server needs to convince nobody: it starts in 0.2 s.
+and election of a lone server are short, because it needs to convince nobody: it starts in 0.2 s.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -80,6 +81,7 @@ class EtcdServer:
 
     Ports of 0 are chosen; `quota_bytes` of 0 is etcd's default. `certificates` is a folder with
     `ca.pem`, `server.pem` and `server.key`: clients must then show one that the authority signed.
+    `peers`, for a cluster, names each member's peer port, that of `name` among them.
     """
 
     def __init__(
@@ -91,12 +93,15 @@ class EtcdServer:
         peer_port: int = 0,
         quota_bytes: int = 0,
         certificates: Path | None = None,
+        name: str = "changeover",
+        peers: Mapping[str, int] | None = None,
     ) -> None:
         self.binary = binary
         self.folder = folder
         self.log_path = folder / "etcd.log"
-        self._asked = (port, peer_port)
-        self._port, self._peer_port = port, peer_port
+        self._name, self._peers = name, dict(peers or {})
+        self._asked = (port, self._peers.get(name, peer_port))
+        self._port, self._peer_port = self._asked
         self._health_port = 0  # apart from the clients' port, so that no certificate is needed
         self._quota_bytes = quota_bytes
         self._certificates = certificates
@@ -134,11 +139,15 @@ class EtcdServer:
         """
         self.spawn()
         try:
-            await anyio.to_thread.run_sync(self._wait_healthy, abandon_on_cancel=True)
+            await self.wait_healthy()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.stop()
             raise
+
+    async def wait_healthy(self) -> None:
+        """Return once a linearizable read works. Raises EtcdServerError."""
+        await anyio.to_thread.run_sync(self._wait_healthy, abandon_on_cancel=True)
 
     def start_blocking(self) -> None:
         """Do what `start` does where no event loop can help."""
@@ -168,15 +177,18 @@ class EtcdServer:
             )
 
     def _command(self) -> list[str]:
-        peer_url = f"http://{_LOOPBACK}:{self._peer_port}"
+        peers = self._peers or {self._name: self._peer_port}
+        urls = {name: f"http://{_LOOPBACK}:{port}" for name, port in peers.items()}
+        peer_url = urls[self._name]
+        heartbeat_ms, election_ms = ("100", "1000") if len(peers) > 1 else ("20", "200")
         command = [
-            *(str(self.binary.path), "--name", "changeover"),
+            *(str(self.binary.path), "--name", self._name),
             *("--data-dir", str(self.folder / "etcd-data")),
             *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
             *("--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url),
-            *("--initial-cluster", f"changeover={peer_url}"),
+            *("--initial-cluster", ",".join(f"{name}={url}" for name, url in urls.items())),
             *("--listen-metrics-urls", f"http://{_LOOPBACK}:{self._health_port}"),
-            *("--heartbeat-interval", "20", "--election-timeout", "200"),
+            *("--heartbeat-interval", heartbeat_ms, "--election-timeout", election_ms),
             *("--auto-compaction-mode", "revision", "--auto-compaction-retention", "10000"),
             *("--logger", "zap", "--log-level", "warn"),
         ]

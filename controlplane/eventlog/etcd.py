@@ -328,7 +328,13 @@ class EtcdStore:
         """See `Store.server_info`."""
         request = _M["StatusRequest"]()
         answer = await self._read(self._status, request, budget_s=GREETING_BUDGET_S)
-        return ServerInfo(answer.version, answer.dbSize, answer.leader, answer.header.revision)
+        return ServerInfo(
+            version=answer.version,
+            db_bytes=answer.dbSize,
+            member=answer.header.member_id,
+            leader=answer.leader,
+            revision=answer.header.revision,
+        )
 
     async def compact(self, revision: int) -> None:
         """See `Store.compact`."""

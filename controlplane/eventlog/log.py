@@ -28,7 +28,7 @@ from controlplane.eventlog.items import (
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.leadership import Leadership, read_head
 from controlplane.eventlog.lease import FENCE_RATIO, LeaseKeeper
-from controlplane.eventlog.reading import Follower, following, windows
+from controlplane.eventlog.reading import Follower, following, pin, windows
 from controlplane.eventlog.session import NodeSession
 from controlplane.eventlog.settle import settle
 from controlplane.eventlog.store import Delete, Get, Put, ServerInfo, Store, absent
@@ -92,6 +92,7 @@ class EventLog:
 
         Raises:
             NodeAlreadyAlive: another agent holds the name.
+            Refused: the name belongs to people.
             BadName, StoreUnavailable, OutcomeUnknown, NoSpace, SchemaTooNew.
         """
         check_name("node", node)
@@ -166,10 +167,11 @@ class EventLog:
         Raises:
             LogCorrupt: a position is missing.
         """
-        async with aclosing(windows(self.store, self._keys, start, stop)) as pages:
-            async for _, entries in pages:
-                if entries:
-                    yield entries
+        revision, head = await pin(self.store, self._keys)
+        last = head if stop is None else min(head, stop)
+        async with aclosing(windows(self.store, self._keys, start, last, revision)) as pages:
+            async for entries in pages:
+                yield entries
 
     async def read(
         self, start: Position = FIRST, stop: Position | None = None

@@ -232,7 +232,7 @@ class MemoryStore:
         """See `Store.server_info`."""
         await self._enter()
         size = sum(len(kv.key) + len(kv.value) for kv in self._table.live.values())
-        return ServerInfo("memory", size, 1, self._table.revision)
+        return ServerInfo("memory", size, 1, 1, self._table.revision)
 
     async def compact(self, revision: int) -> None:
         """See `Store.compact`."""

@@ -42,19 +42,18 @@ BUFFER_BATCHES: Final = 64
 """Batches that a follower may lag behind its watch before the watch is dropped."""
 
 
-async def windows(
-    store: Store, keys: Keys, start: Position, stop: Position | None
-) -> AsyncGenerator[tuple[int, tuple[Entry, ...]], None]:
-    """Yield entries from `start` to `stop` (or the head) in windows, with the pinned revision.
-
-    Always yields at least once, possibly nothing, so that the revision is known.
-    """
+async def pin(store: Store, keys: Keys) -> tuple[int, Position]:
+    """Return a store revision, and the head of the log as of it."""
     found = await store.range(keys.head)
-    revision, head = found.revision, read_head(found.kvs)
-    last = head if stop is None else min(head, stop)
+    return found.revision, read_head(found.kvs)
+
+
+async def windows(
+    store: Store, keys: Keys, start: Position, last: Position, revision: int
+) -> AsyncGenerator[tuple[Entry, ...], None]:
+    """Yield entries from `start` to `last`, both included, in windows at a pinned revision."""
     size = WINDOW
     position = start
-    yield revision, ()
     while position <= last:
         end = min(position + size, last + 1)
         try:
@@ -62,14 +61,14 @@ async def windows(
                 keys.log(position), keys.log(end), revision=revision, replay=True
             )
         except Compacted:
-            revision = (await store.range(keys.head)).revision  # live keys outlive compaction
+            revision, _ = await pin(store, keys)  # live keys outlive compaction
             continue
         except TooLarge:
             if size == 1:
                 raise
             size //= 2
             continue
-        yield revision, _dense(keys, page.kvs, position, end)
+        yield _dense(keys, page.kvs, position, end)
         position = Position(end)
 
 
@@ -93,7 +92,7 @@ class Follower:
         """How often the watch was dropped because the consumer was slower than the log."""
         self._store = store
         self._keys = keys
-        self._next = start
+        self._start = self._next = start
         self._quiet_s = quiet_s
         self._send: MemoryObjectSendStream[tuple[Entry, ...]]
         self._receive: MemoryObjectReceiveStream[tuple[Entry, ...]]
@@ -162,15 +161,17 @@ class Follower:
     async def _range(self) -> int:
         """Read up to the head, until it is near; return the revision of the last look."""
         while True:
-            before, at = self._next, 0
-            async with aclosing(windows(self._store, self._keys, before, None)) as pages:
-                async for revision, entries in pages:
-                    at = revision
-                    if entries:
-                        await self._send.send(entries)
-                        self._next = Position(entries[-1].position + 1)
+            before = self._next
+            revision, head = await pin(self._store, self._keys)
+            if before > self._start and head < before - 1:
+                raise LogCorrupt(head + 1, f"the log ends here; it was read up to {before - 1}")
+            pages = windows(self._store, self._keys, before, head, revision)
+            async with aclosing(pages):
+                async for entries in pages:
+                    await self._send.send(entries)
+                    self._next = Position(entries[-1].position + 1)
             if self._next - before < WINDOW:
-                return at
+                return revision
 
     def _took(self, batch: WatchBatch) -> bool:
         """Pass on what a watch says; False if there is a gap, or no room."""

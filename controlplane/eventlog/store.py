@@ -138,10 +138,11 @@ class WatchBatch(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
-    """What the server says of itself; `leader` is 0 while the cluster has none."""
+    """What the member that answered says; `leader` is 0 while the cluster has none."""
 
     version: str
     db_bytes: int
+    member: int
     leader: int
     revision: int
 

@@ -198,6 +198,24 @@ async def test_a_silent_watch_is_not_believed(store: Store, log: EventLog, root:
     assert second.updated == (b"1",)
 
 
+async def test_a_log_that_lost_its_end_is_noticed(
+    world: World, log: EventLog, store: Store, fact: Facts
+) -> None:
+    """A follower that read further than the log now goes, as after a restored backup, says so."""
+    await grow(await log.campaign("c0", 60), fact, 10)
+
+    async with log.follow() as entries:
+        with anyio.fail_after(10):
+            while (await anext(entries)).position < 10:
+                pass
+            await store.txn((), (Put(Keys(log.fleet).head, b"%020d" % 6),))
+            await world.cut_watches()
+            with pytest.raises(LogCorrupt) as caught:
+                await anext(entries)
+
+    assert caught.value.position == 7
+
+
 async def test_desired_tells_now_then_changes(log: EventLog) -> None:
     """A watcher of a desired topology gets what it is, then every later value or a later one."""
     leadership = await log.campaign("c0", 30)
