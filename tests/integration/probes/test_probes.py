@@ -1,0 +1,208 @@
+"""Probes measure real work, show a slow node as slow, and end by themselves."""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from worker.faults import SlowCompute, set_fault
+from worker.probes import collective, link, sampling, wire
+
+ALONE = {
+    "compute": {"gemm_gflops_best", "gemm_gflops_median", "gemm_gflops_cv"},
+    "memory": {"memory_gbps_best", "memory_gbps_median", "memory_gbps_cv"},
+}
+TOGETHER = {
+    "link": {"link_mbps_out_best", "link_mbps_in_median", "link_latency_us_best"},
+    "collective": {"collective_mbps_best", "collective_latency_us_median"},
+}
+
+
+def run(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
+    """Run a probe in a child, as an agent does."""
+    return subprocess.run(
+        [sys.executable, "-m", "worker.probes", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())} | options,
+    )
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """The port of a partner that is started when somebody calls, as an agent starts it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        command = [sys.executable, "-m", "worker.probes", "--probe", "echo", "--listen-fd"]
+        child = subprocess.Popen(
+            [*command, str(listener.fileno())],
+            pass_fds=(listener.fileno(),),
+            env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        )
+        yield listener.getsockname()[1]
+        try:
+            assert child.wait(20) == 0, "the partner must end by itself when its caller does"
+        finally:
+            child.kill()
+            child.wait()
+
+
+@pytest.mark.parametrize("probe", ALONE)
+def test_a_probe_alone_prints_its_numbers(probe: str) -> None:
+    """The last line is a JSON object of finite, positive numbers, best not below the median."""
+    done = run("--probe", probe, "--budget-s", "0.2", "--json")
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert ALONE[probe] <= found.keys()
+    assert all(math.isfinite(value) and value >= 0 for value in found.values())
+    stem = min(ALONE[probe]).removesuffix("_best")
+    assert found[f"{stem}_best"] >= found[f"{stem}_median"] > 0
+
+
+@pytest.mark.parametrize("probe", TOGETHER)
+def test_a_probe_with_a_partner_prints_its_numbers(probe: str, echo: int) -> None:
+    """A link and a sum are measured against a partner in a process of its own."""
+    done = run("--probe", probe, "--budget-s", "0.3", "--json", "--port", str(echo))
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert TOGETHER[probe] <= found.keys()
+    assert all(math.isfinite(value) and value >= 0 for value in found.values())
+    latency = f"{probe}_latency_us"
+    assert found[f"{latency}_best"] <= found[f"{latency}_median"]
+
+
+@pytest.mark.parametrize(("probe", "least", "most"), [("compute", 1.25, 1.6), ("memory", 1.15, 2)])
+def test_a_slow_node_is_slow_in_its_best_sample_too(
+    probe: str, least: float, most: float, tmp_path: Path
+) -> None:
+    """A slowdown of 1.4 lowers the best sample by about 1.4, whatever else runs here."""
+    fault = tmp_path / "fault"
+    set_fault(fault, 1.4)
+    best = next(name for name in ALONE[probe] if name.endswith("best"))
+
+    def measured(**given: str) -> float:
+        done = run("--probe", probe, "--budget-s", "0.3", "--json", **given)
+        assert done.returncode == 0, done.stderr
+        return float(json.loads(done.stdout)[best])
+
+    well = slow = 0.0
+    for _ in range(8):
+        well = max(well, measured())
+        slow = max(slow, measured(CHANGEOVER_FAULT_FILE=str(fault)))
+        if least < well / slow < most:
+            break
+
+    assert least < well / slow < most, f"{best}: {well:.1f} well, {slow:.1f} slow"
+
+
+def test_a_slow_node_is_slow_towards_its_partner(tmp_path: Path) -> None:
+    """The node's own part of an exchange takes longer, in the best of many as well."""
+    set_fault(tmp_path / "fault", 4.0)
+
+    def best(own: SlowCompute) -> float:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            partner = threading.Thread(target=wire.echo, args=(listener, SlowCompute(None)))
+            partner.start()
+            ends = wire.connect(*listener.getsockname()[:2])
+            found = collective.measure(0.3, own, ends)
+            ends.hang_up()
+            partner.join(10)
+            return found["collective_latency_us_best"]
+
+    well, slow = math.inf, math.inf
+    for _ in range(4):
+        well = min(well, best(SlowCompute(None)))
+        slow = min(slow, best(SlowCompute(tmp_path / "fault")))
+
+    assert slow > 1.5 * well, f"{well:.0f} us well, {slow:.0f} us slow"
+
+
+def test_a_partner_that_is_not_there_is_a_failure_in_one_line() -> None:
+    """Nobody at the port: exit code 1, the cause on stderr, no numbers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    done = run("--probe", "link", "--port", str(port), "--json")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("link probe: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--probe", "link"),
+        ("--probe", "none"),
+        ("--probe", "compute", "--budget-s", "0"),
+        ("--probe", "compute", "--budget-s", "nan"),
+    ],
+)
+def test_wrong_arguments_end_with_code_2(arguments: tuple[str, ...]) -> None:
+    """Usage errors are told apart from a machine that cannot be measured."""
+    assert run(*arguments).returncode == 2
+
+
+@pytest.mark.parametrize("noise", [b"o\xff\xff\xff\xff", b"z\x00\x00\x00\x00", b"o"])
+def test_a_stranger_at_the_partners_port_gets_nothing(noise: bytes) -> None:
+    """Sizes and letters that are not ours, or half a request, end the conversation at once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=wire.echo, args=(listener, SlowCompute(None)))
+        thread.start()
+        with socket.create_connection(listener.getsockname()) as sock:
+            sock.sendall(noise)
+            sock.shutdown(socket.SHUT_WR)
+            sock.settimeout(10)
+            assert sock.recv(1) == b""
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_sums_are_right_on_both_ends() -> None:
+    """The collective really adds: what is in the result is one's own part plus the partner's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=wire.echo, args=(listener, SlowCompute(None)))
+        thread.start()
+        ends = wire.connect(*listener.getsockname()[:2])
+        total = ends.sum(1 << 20).copy()
+        link.measure(0.05, SlowCompute(None), ends)
+        ends.hang_up()
+        thread.join(10)
+
+    assert total.size == 1 << 18
+    assert (total == 2.0).all()
+
+
+def test_best_median_and_variation_are_what_they_say() -> None:
+    """Rates are better when higher, durations when lower."""
+    assert sampling.rates("x", 10.0, [1.0, 2.0, 5.0]) == pytest.approx(
+        {"x_best": 10.0, "x_median": 5.0, "x_cv": 0.58250}, rel=1e-3
+    )
+    assert sampling.durations("y_us", 1e6, [1e-6, 3e-6, 5e-6]) == pytest.approx(
+        {"y_us_best": 1.0, "y_us_median": 3.0, "y_us_cv": 0.54433}, rel=1e-3
+    )
+
+
+def test_probes_start_without_torch() -> None:
+    """A sweep does not wait for an import that it has no use for."""
+    program = (
+        "import sys; from worker.probes import collective, compute, link, memory; "
+        "sys.exit('torch' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    assert done.returncode == 0

@@ -1,0 +1,96 @@
+"""Run one probe in this process: `python -m worker.probes --probe compute --budget-s 1 --json`.
+
+The last line of output is the measurements. Exit code 0 with them, 1 when they could not be had
+(one line on stderr says why), 2 for wrong arguments. ``echo`` is the partner's half of ``link`` and
+``collective``: it serves one caller and ends.
+"""
+
+import argparse
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from worker.faults import SlowCompute
+
+for variable in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")  # read when numpy loads: one thread is what is compared
+
+ALONE: Final = ("compute", "memory")
+WITH_PARTNER: Final = ("link", "collective")
+
+
+def main() -> int:
+    """Parse, measure, print."""
+    parser = _parser()
+    args = parser.parse_args()
+    if args.probe in WITH_PARTNER and args.port is None:
+        parser.error(f"--probe {args.probe} needs the partner's --host and --port")
+    if args.nice:
+        os.nice(args.nice)
+    slow = SlowCompute.from_environment()
+    try:
+        if args.probe == "echo":
+            _echo(args.listen_fd, slow)
+            return 0
+        found = _measured(args, slow)
+    except OSError as error:
+        print(f"{args.probe} probe: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:32} {value:12.3f}")
+    return 0
+
+
+def _measured(args: argparse.Namespace, slow: SlowCompute) -> dict[str, float]:
+    from worker.probes import collective, compute, link, memory, wire
+
+    alone: dict[str, Callable[[float, SlowCompute], dict[str, float]]] = {
+        "compute": compute.measure,
+        "memory": memory.measure,
+    }
+    if args.probe in alone:
+        return alone[args.probe](args.budget_s, slow)
+    together = {"link": link.measure, "collective": collective.measure}[args.probe]
+    return together(args.budget_s, slow, wire.connect(args.host, args.port))
+
+
+def _echo(listen_fd: int | None, slow: SlowCompute) -> None:
+    from worker.probes import wire
+
+    if listen_fd is not None:
+        with socket.socket(fileno=listen_fd) as listener:
+            wire.echo(listener, slow)
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+        wire.echo(listener, slow)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m worker.probes", description=__doc__)
+    parser.add_argument("--probe", required=True, choices=(*ALONE, *WITH_PARTNER, "echo"))
+    parser.add_argument("--budget-s", type=_budget, default=1.0, help="seconds of measuring")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    parser.add_argument("--nice", type=int, default=0, help="niceness to add")
+    parser.add_argument("--host", default="127.0.0.1", help="the partner's address")
+    parser.add_argument("--port", type=int, help="the partner's port")
+    parser.add_argument("--listen-fd", type=int, help="echo: an inherited listening socket")
+    return parser
+
+
+def _budget(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and 0 < value <= 600):
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 600 seconds")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

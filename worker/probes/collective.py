@@ -1,0 +1,27 @@
+"""Summing with a partner, large and small: sending, receiving and computing at once."""
+
+import time
+from typing import Final
+
+from worker.faults import SlowCompute
+from worker.probes.sampling import durations, rates, samples_s
+from worker.probes.wire import Ends
+
+RATE_BYTES: Final = 4 << 20
+LATENCY_BYTES: Final = 64
+
+
+def measure(budget_s: float, slow: SlowCompute, ends: Ends) -> dict[str, float]:
+    """Add up float32 vectors with the partner for `budget_s` seconds.
+
+    ``collective_mbps_*`` in 10^6 bits of vector per second, 4 MiB at a time;
+    ``collective_latency_us_*`` in microseconds for 64 bytes.
+    """
+    share_s = budget_s / 2
+    large_s = samples_s(lambda: ends.sum(RATE_BYTES), share_s, slow, own_s=time.thread_time)
+    small_s = samples_s(lambda: ends.sum(LATENCY_BYTES), share_s, slow, own_s=time.thread_time)
+    return {
+        **rates("collective_mbps", 8 * RATE_BYTES / 1e6, large_s),
+        **durations("collective_latency_us", 1e6, small_s),
+        "collective_samples": float(len(large_s) + len(small_s)),
+    }

@@ -1,0 +1,29 @@
+"""Rate and latency of the connection to a partner, in both directions."""
+
+import time
+from typing import Final
+
+from worker.faults import SlowCompute
+from worker.probes.sampling import durations, rates, samples_s
+from worker.probes.wire import Ends
+
+RATE_BYTES: Final = 1 << 20
+LATENCY_BYTES: Final = 64
+
+
+def measure(budget_s: float, slow: SlowCompute, ends: Ends) -> dict[str, float]:
+    """Send and receive for `budget_s` seconds.
+
+    ``link_mbps_out_*`` and ``link_mbps_in_*`` in 10^6 bits per second, one MiB at a time;
+    ``link_latency_us_*`` in microseconds there and back.
+    """
+    share_s = budget_s / 3
+    out_s = samples_s(lambda: ends.out(RATE_BYTES), share_s, slow, own_s=time.thread_time)
+    in_s = samples_s(lambda: ends.back(RATE_BYTES), share_s, slow, own_s=time.thread_time)
+    trip_s = samples_s(lambda: ends.out(LATENCY_BYTES), share_s, slow, own_s=time.thread_time)
+    return {
+        **rates("link_mbps_out", 8 * RATE_BYTES / 1e6, out_s),
+        **rates("link_mbps_in", 8 * RATE_BYTES / 1e6, in_s),
+        **durations("link_latency_us", 1e6, trip_s),
+        "link_samples": float(len(out_s) + len(in_s) + len(trip_s)),
+    }

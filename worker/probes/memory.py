@@ -1,0 +1,34 @@
+"""Copying more than the caches hold: how fast this node's memory is."""
+
+from typing import Final
+
+import numpy as np
+
+from worker.faults import SlowCompute
+from worker.probes.sampling import rates, samples_s
+
+SPAN_BYTES: Final = 16 << 20
+"""Copied per sample: about a millisecond. Memory is shared by all cores, and the best of shorter
+samples would tell how lucky one of them was: 4 MiB spread by 12 % here, 16 MiB by 3 %."""
+
+SPANS: Final = 4
+"""Spans visited in turn, so that one is long out of the caches when it comes again."""
+
+
+def measure(budget_s: float, slow: SlowCompute) -> dict[str, float]:
+    """Copy for `budget_s` seconds; ``memory_gbps_*`` in 10^9 bytes read or written per second.
+
+    Takes 128 MiB of memory. Each byte copied is one read and one written.
+    """
+    source = np.ones((SPANS, SPAN_BYTES), dtype=np.uint8)
+    target = np.ones((SPANS, SPAN_BYTES), dtype=np.uint8)
+    at = 0
+
+    def work() -> None:
+        nonlocal at
+        at = (at + 1) % SPANS
+        np.copyto(target[at], source[at])
+
+    taken_s = samples_s(work, budget_s, slow)
+    found = rates("memory_gbps", 2 * SPAN_BYTES / 1e9, taken_s)
+    return found | {"memory_samples": float(len(taken_s))}

@@ -1,0 +1,57 @@
+"""How a probe measures: many short samples within a budget, each slowed like all other work here.
+
+Rules of this file: clocks and statistics. What is done in a sample is the probe's affair.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from worker.faults import SlowCompute
+
+SAMPLES_MIN: Final = 5
+"""Samples taken even when the budget is used up before."""
+
+
+def samples_s(
+    work: Callable[[], object],
+    budget_s: float,
+    slow: SlowCompute,
+    *,
+    own_s: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Do `work` again and again for `budget_s` seconds; how long each time took.
+
+    The first, cold time does not count. `own_s` is the clock of the node's own part in the work: an
+    injected slowdown stretches that part, and not the time that a partner took.
+    """
+    work()
+    taken: list[float] = []
+    ends_at = time.perf_counter() + budget_s
+    while len(taken) < SAMPLES_MIN or time.perf_counter() < ends_at:
+        own_before_s, began_s = own_s(), time.perf_counter()
+        work()
+        slow.burn(own_s() - own_before_s)
+        taken.append(time.perf_counter() - began_s)
+    return taken
+
+
+def rates(name: str, amount: float, taken_s: Sequence[float]) -> dict[str, float]:
+    """`amount` per second as ``{name}_best``, ``_median`` and ``_cv``; higher is better."""
+    return _summary(name, [amount / each for each in taken_s], best=max)
+
+
+def durations(name: str, per_second: float, taken_s: Sequence[float]) -> dict[str, float]:
+    """Durations in 1/`per_second` as ``{name}_best``, ``_median`` and ``_cv``; lower is better."""
+    return _summary(name, [per_second * each for each in taken_s], best=min)
+
+
+def _summary(
+    name: str, values: Sequence[float], best: Callable[[Sequence[float]], float]
+) -> dict[str, float]:
+    return {
+        f"{name}_best": best(values),
+        f"{name}_median": statistics.median(values),
+        f"{name}_cv": statistics.pstdev(values) / statistics.fmean(values),
+    }
