@@ -20,6 +20,7 @@ from statemachine.ids import NodeId
 from statemachine.vitals import CPU_MS, STEP_MS, TRAINING, WAIT_MS, WORK_MS, Vitals, median
 
 _ALONE_MAX: Final = 32  # above so many peers, a node's own value does not move their median
+_LEAST_MS: Final = 1e-6  # peers whose clocks saw no processor time at all
 _MAD_TO_SIGMA: Final = 1.4826
 _SMALL_SAMPLE: Final = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129}
 _MEDIAN_VARIANCE: Final = 1.571  # pi / 2: variance of a median over that of a mean
@@ -28,8 +29,8 @@ _MEDIAN_VARIANCE: Final = 1.571  # pi / 2: variance of a median over that of a m
 class Reading(Struct, frozen=True, kw_only=True):
     """One indicator in one window: own value, the peers' median, a score.
 
-    The score of work is standard deviations of noise; of any other, its share of what the excess
-    work would explain.
+    The score of work is standard deviations of noise; of any other, the share of the excess work
+    that it shows: in milliseconds for waiting, relative to the peers' for processor time.
     """
 
     metric: str
@@ -107,15 +108,12 @@ class _Column:
             return self.all_median
         return median([value for other, value in self.values.items() if other != node])
 
-    def reading(self, node: NodeId, explained: float, peers_min: int) -> Reading | None:
-        """Read the metric as a share of `explained`; None where too few measured it."""
+    def beside_peers(self, node: NodeId, peers_min: int) -> tuple[float, float] | None:
+        """Return a node's value and its peers' median; None where too few measured it."""
         own = self.values.get(node)
         if own is None or len(self.values) <= peers_min:
             return None
-        peers = self.peers_median(node)
-        return Reading(
-            metric=self.metric, value=own, peers_median=peers, score=(own - peers) / explained
-        )
+        return own, self.peers_median(node)
 
 
 def _evidence(
@@ -128,7 +126,7 @@ def _evidence(
     if min(ratio, own / work.all_median) < policy.watch_ratio:  # no majority can be slow
         return Evidence(window=vitals.window, ratio=ratio, sigma=sigma, peers=peers)
     works = Reading(metric=WORK_MS, value=own, peers_median=usual, score=log(ratio) / sigma)
-    others, contradicted = _witnesses(node, columns, excess, policy)
+    others, contradicted = _witnesses(node, columns, works, policy)
     step = columns[STEP_MS].values.get(node, own)
     effect = excess / max(step - excess, usual)
     enough = 1 + len(others) >= policy.indicators_min and effect >= policy.effect_min
@@ -144,21 +142,33 @@ def _evidence(
 
 
 def _witnesses(
-    node: NodeId, columns: Mapping[str, _Column], excess: float, policy: DetectorPolicy
+    node: NodeId, columns: Mapping[str, _Column], works: Reading, policy: DetectorPolicy
 ) -> tuple[list[Reading], bool]:
     """Return what bears long work out, and whether waiting contradicts it.
 
-    Processor time that does not show the excess contradicts nothing: a device that throttles or a
-    process that is kept from running takes long without it.
+    Waiting is compared in milliseconds: peers wait for as long as the node works longer. Processor
+    time is compared as a ratio: where others want the processors too, both work and the excess of
+    work take several times as long as the processor time in them. If it does not show the excess,
+    it contradicts nothing: a device that throttles takes long without it.
     """
-    waits = columns[WAIT_MS].reading(node, -excess, policy.peers_min)
-    burns = columns[CPU_MS].reading(node, excess, policy.peers_min)
-    spoke = []
-    if waits is not None and waits.score >= policy.wait_share_min:
-        spoke.append(waits)
-    if burns is not None and burns.score >= policy.cpu_share_min:
-        spoke.append(burns)
-    return spoke, waits is not None and waits.score < policy.wait_share_min
+    spoke: list[Reading] = []
+    contradicted = False
+    if waits := columns[WAIT_MS].beside_peers(node, policy.peers_min):
+        share = (waits[1] - waits[0]) / (works.value - works.peers_median)
+        contradicted = share < policy.wait_share_min
+        if not contradicted:
+            spoke.append(_reading(WAIT_MS, waits, share))
+    if burns := columns[CPU_MS].beside_peers(node, policy.peers_min):
+        excess = (burns[0] - burns[1]) / max(burns[1], _LEAST_MS)
+        share = excess / (works.value / works.peers_median - 1)
+        if share >= policy.cpu_share_min:
+            spoke.append(_reading(CPU_MS, burns, share))
+    return spoke, contradicted
+
+
+def _reading(metric: str, beside: tuple[float, float], score: float) -> Reading:
+    own, peers = beside
+    return Reading(metric=metric, value=own, peers_median=peers, score=score)
 
 
 def _unfit(vitals: Vitals, policy: DetectorPolicy) -> str:

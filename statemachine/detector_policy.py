@@ -34,7 +34,7 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
     """Share of the excess work that peers must be seen waiting for; less contradicts the work."""
 
     cpu_share_min: float = 0.5
-    """Share of the excess work that must show as processor time for that indicator to speak."""
+    """Share of the relative excess of work that processor time must show as well to speak."""
 
     effect_min: float = 0.03
     """Share by which every step is longer because of the node; below, it costs nobody anything."""

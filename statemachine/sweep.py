@@ -58,6 +58,7 @@ statistic, as in ``link_mbps_out_best``; a name of no row is kept and never judg
 
 _ALWAYS: Final = ("best",)
 _STEADY: Final = ("median", "p50")
+_BETWEEN_NODES: Final = ("link_", "collective_")
 
 
 class SweepPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,8 +74,8 @@ class SweepPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether medians count beside the best sample; on a machine shared with a run they say how
     busy it was, not how fast it is."""
     cv_max: float = 0.15
-    """Coefficient of variation above which a probe was disturbed and nothing is concluded; not
-    asked where medians do not count."""
+    """Coefficient of variation above which a probe of compute or memory was disturbed and nothing
+    is concluded; not asked where medians do not count. Links vary by nature."""
     partner_needed: bool = True
     """Whether a sweep without a partner can pass."""
     unjudged_rounds: tuple[str, ...] = (PAIR, THIRD)
@@ -108,7 +109,7 @@ class SweepPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return how much worse than the baseline a metric may be, as a ratio."""
         if "latency" in metric:
             return self.latency_tolerance
-        return self.link_tolerance if metric.startswith(("link", "collective")) else self.tolerance
+        return self.link_tolerance if metric.startswith(_BETWEEN_NODES) else self.tolerance
 
 
 class RoundJudgement(Struct, frozen=True, kw_only=True):
@@ -281,8 +282,11 @@ def _is_alone(
 
 
 def _unsteady(finished: SweepRoundFinished, policy: SweepPolicy) -> str:
+    if not policy.judge_medians:
+        return ""
     for metric, value in sorted(finished.measurements.items()):
-        if policy.judge_medians and metric.endswith("_cv") and value > policy.cv_max:
+        between = metric.startswith(_BETWEEN_NODES)
+        if metric.endswith("_cv") and not between and value > policy.cv_max:
             return f"{metric} is {value:.2f}, over {policy.cv_max:.2f}: the probe was disturbed"
     return ""
 

@@ -31,7 +31,12 @@ GOOD = {
     "memory_gbps_best": 12.0,
     "memory_gbps_median": 11.5,
 }
-LINK = {"link_mbps_best": 9_000.0, "link_mbps_median": 8_500.0, "link_latency_us_p50": 30.0}
+LINK = {
+    "link_mbps_best": 9_000.0,
+    "link_mbps_median": 8_500.0,
+    "link_latency_us_p50": 30.0,
+    "link_latency_us_cv": 2.0,
+}
 BASELINE = {**GOOD, **LINK}
 
 
