@@ -137,7 +137,9 @@ def _options(given: dict[str, Any]) -> DemoOptions:
         run_dir = _DEFAULTS.runs / name
     if given["training"] and not given["training"][0].startswith("-"):
         word = given["training"][0]
-        raise click.UsageError(f"unexpected argument {word!r}; what is for the training goes behind --")
+        raise click.UsageError(
+            f"unexpected argument {word!r}; what is for the training goes behind --"
+        )
     if given["etcd"]:
         _check_url(given["etcd"])
     faults = Faults(given.pop("faults"))

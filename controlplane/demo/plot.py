@@ -112,6 +112,8 @@ class Plot:
         await anyio.sleep(REBOOT_S)
         stage.start_node(victim)
         self._say(f"{victim} was started again: it joins as a new incarnation")
+        if options.faults.greys and self._some_standby():
+            return  # nobody has to wait for it
         try:
             await self._standby(victim, BACK_S)
         except StepsOver:

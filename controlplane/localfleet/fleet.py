@@ -24,7 +24,8 @@ from statemachine.ids import JobId, NodeId
 FAULT_VARIABLE: Final = "CHANGEOVER_FAULT_FILE"
 WINDOW_VARIABLE: Final = "CHANGEOVER_WINDOW_S"
 STEPS_VARIABLE: Final = "CHANGEOVER_STEPS_FILE"
-"""What a training process reads from its environment; the names are `worker`'s."""
+BUDGET_VARIABLE: Final = "CHANGEOVER_PROBE_BUDGET_S"
+"""What agents and training processes read from their environment; the names are `worker`'s."""
 
 _ONE_THREAD: Final = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
