@@ -24,8 +24,9 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
     peers_min: int = 3
     """Nodes that a node must be comparable with; with fewer nobody is judged."""
 
-    samples_min: int = 3
-    """Steps in a window, below which its medians mean nothing."""
+    samples_min: int = 1
+    """Steps that a window must hold. One will do: where a step takes as long as a window, windows
+    are noisier, and the noise is measured."""
 
     watch_ratio: float = 1.05
     """Own work over the peers' median, from which a window may accuse."""

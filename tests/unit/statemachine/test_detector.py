@@ -64,6 +64,15 @@ def test_one_of_a_thousand_is_found() -> None:
     assert {node for _, node, _ in watch.verdicts} == {"n617"}
 
 
+def test_steps_as_long_as_a_window_do_not_blind_the_detector() -> None:
+    """With one step of 17 s per window a node at 1.3x is found, and a clean run accuses nobody."""
+    fleet = replace(QUIET, steps=1, work_ms=14_000, exchange_ms=3_000)
+
+    assert Watch().watch(fleet, 40).said == []
+    watch = Watch().watch(replace(fleet, slow={5: 1.3}, onset=10), 20)
+    assert watch.verdicts[-1][1:] == ("n5", Verdict.FAULTY)
+
+
 def test_two_of_six_are_found() -> None:
     """A minority of slow nodes hides neither of them."""
     watch = Watch().watch(replace(QUIET, nodes=6, slow={1: 1.3, 4: 1.5}), 10)
@@ -172,7 +181,7 @@ def test_a_slowdown_that_costs_nothing_is_no_evidence() -> None:
         (lambda v: without(v, WORK_MS), "it is blind: no work_ms"),
         (lambda v: altered(v, blind=(WORK_MS,)), "it is blind: no work_ms"),
         (lambda v: altered(v, phase="evaluation"), "it is in phase evaluation"),
-        (lambda v: altered(v, steps=2), "2 steps, 3 needed"),
+        (lambda v: altered(v, steps=0), "0 steps, 1 needed"),
         (lambda v: altered(v, last_step=v.last_step + 500), "it covers other steps than its peers"),
     ],
 )

@@ -5,6 +5,9 @@ windows of about 1 s. 32.8 s after the first window n2 began to burn 1.4x the ti
 Nobody was hurt before.
 """
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,31 @@ def test_the_same_run_as_another_node_is_judged_alike(recorded: list[Vitals]) ->
     assert [(at_ms, v.node) for at_ms, v in fed(renamed)] == [
         (at_ms, names[v.node]) for at_ms, v in fed(recorded)
     ]
+
+
+def test_a_judgement_is_the_same_under_every_hash_seed() -> None:
+    """Two processes that iterate their sets differently state the same events, byte for byte."""
+    program = (
+        "from dataclasses import replace\n"
+        "from msgspec import json\n"
+        "from tests.unit.statemachine.grey_fleet import NOISY, QUIET, Watch\n"
+        "fleets = replace(NOISY, slow={2: 1.4}), replace(QUIET, slow={1: 1.2, 7: 1.1})\n"
+        "for fleet in fleets:\n"
+        "    watch = Watch().watch(fleet, 20)\n"
+        "    print(json.encode([said for _, said in watch.said]), watch.notes)\n"
+    )
+    root = Path(__file__).parents[3]
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=root,
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+
+    assert said[0] == said[1]
+    assert '"n7"' in said[0], said[0]
