@@ -55,7 +55,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     rejoin: bool = False
     patience_s: float = 30.0
     """How long the store, or the name of the node, may be unavailable at the start."""
-    stop_grace_s: float = 2.0
+    stop_grace_s: float = 1.0
     """How long the training process may take to end when the agent is asked to stop."""
     policy: Policy = msgspec.field(default_factory=Policy)
     tls: TlsFiles | None = None
@@ -91,7 +91,7 @@ def _parser() -> _Parser:
     add("--secret-file", type=Path, help="the fleet's secret (default: RUN_DIR/secret)")
     add("--rejoin", action="store_true", help="after being fenced, join anew instead of ending")
     add("--patience-s", type=float, default=30.0, help="how long to wait for the store to begin")
-    add("--stop-grace-s", type=float, default=2.0, help="time that training gets to end itself")
+    add("--stop-grace-s", type=float, default=1.0, help="time that training gets to end itself")
     add("--lease-ttl-s", type=float, default=10.0, help="life of the lease without renewal")
     add("--abort-deadline-s", type=float, default=5.0, help="time to leave an aborted collective")
     add("--ca", default="", help="PEM file of the authority that signed etcd's certificate")
