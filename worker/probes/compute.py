@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from worker.faults import SlowCompute
-from worker.probes.sampling import rates, samples_s
+from worker.probes.sampling import SAMPLES_ALONE, rates, samples_s
 
 SIZE: Final = 256
 """Rows of the square matrices: three of them fit into a core's own cache."""
@@ -24,6 +24,6 @@ def measure(budget_s: float, slow: SlowCompute) -> dict[str, float]:
         for _ in range(REPEATS):
             np.matmul(left, right, out=out)
 
-    taken_s = samples_s(work, budget_s, slow)
+    taken_s = samples_s(work, budget_s, slow, at_least=SAMPLES_ALONE)
     found = rates("gemm_gflops", 2 * SIZE**3 * REPEATS / 1e9, taken_s)
     return found | {"gemm_samples": float(len(taken_s))}

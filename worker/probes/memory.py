@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from worker.faults import SlowCompute
-from worker.probes.sampling import rates, samples_s
+from worker.probes.sampling import SAMPLES_ALONE, rates, samples_s
 
 SPAN_BYTES: Final = 16 << 20
 """Copied per sample: about a millisecond. Memory is shared by all cores, and the best of shorter
@@ -29,6 +29,6 @@ def measure(budget_s: float, slow: SlowCompute) -> dict[str, float]:
         at = (at + 1) % SPANS
         np.copyto(target[at], source[at])
 
-    taken_s = samples_s(work, budget_s, slow)
+    taken_s = samples_s(work, budget_s, slow, at_least=SAMPLES_ALONE)
     found = rates("memory_gbps", 2 * SPAN_BYTES / 1e9, taken_s)
     return found | {"memory_samples": float(len(taken_s))}

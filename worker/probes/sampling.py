@@ -13,6 +13,10 @@ from worker.faults import SlowCompute
 SAMPLES_MIN: Final = 5
 """Samples taken even when the budget is used up before."""
 
+SAMPLES_ALONE: Final = 50
+"""The same for work that needs nobody else: on a busy machine few samples are undisturbed, and the
+best of too few says how busy it was."""
+
 
 def samples_s(
     work: Callable[[], object],
@@ -20,6 +24,7 @@ def samples_s(
     slow: SlowCompute,
     *,
     own_s: Callable[[], float] = time.perf_counter,
+    at_least: int = SAMPLES_MIN,
 ) -> list[float]:
     """Do `work` again and again for `budget_s` seconds; how long each time took.
 
@@ -29,7 +34,7 @@ def samples_s(
     work()
     taken: list[float] = []
     ends_at = time.perf_counter() + budget_s
-    while len(taken) < SAMPLES_MIN or time.perf_counter() < ends_at:
+    while len(taken) < at_least or time.perf_counter() < ends_at:
         own_before_s, began_s = own_s(), time.perf_counter()
         work()
         slow.burn(own_s() - own_before_s)
