@@ -80,7 +80,7 @@ async def restart_cost(options: DemoOptions, folder: Path) -> BaselineOutcome:
         with anyio.CancelScope(shield=True):
             await child.stop(_GRACE_S)
             _remove_checkpoints(folder)
-    return _measured(before, after, killed_at_s, options.nodes)
+    return measured(before, after, killed_at_s, options.nodes)
 
 
 def _remove_checkpoints(folder: Path) -> None:
@@ -163,9 +163,10 @@ def _of_the_new(lines: Sequence[_Line], killed_at_s: float) -> list[_Line]:
     return [line for line in lines if line.pid not in old]
 
 
-def _measured(
+def measured(
     before: Sequence[_Line], after: Sequence[_Line], killed_at_s: float, ranks: int
 ) -> BaselineOutcome:
+    """What the lines before and after a kill say of the restart."""
     new = _of_the_new(after, killed_at_s)
     old = [line for line in after if line not in new]
     firsts: dict[int, float] = {}

@@ -86,8 +86,9 @@ class Screen:
 
     def _line(self, markup: str) -> None:
         text = Text.from_markup(f"[dim]{self.elapsed_s:6.1f} s[/dim]  {markup}")
+        columns = self.console.width if self.console.is_terminal else _PLAIN_COLUMNS
+        text.truncate(columns, overflow="ellipsis")
         if self.console.is_terminal:
-            text.truncate(self.console.width, overflow="ellipsis")
             self.console.print(text)
         else:
             print(text.plain, file=self.console.file, flush=True)

@@ -68,7 +68,7 @@ def _incidents(outcome: Outcome) -> Table:
     table = Table(title="What each incident cost", title_justify="left")
     table.add_column("phase")
     for incident in outcome.incidents:
-        table.add_column(title_of(incident), justify="right")
+        table.add_column(escape(title_of(incident)), justify="right")
     table.add_column("what is measured", style="dim")
     names = list(dict.fromkeys([*PHASES, *_more_phases(outcome)]))
     for name in names:
