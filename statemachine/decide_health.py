@@ -17,11 +17,16 @@ def _unsettled(state: FleetState) -> list[Node]:
 def place_leavers(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
     """After the transition that took its slot, a node goes where the reason says: to quarantine
     (verdict), to the operator (drain), or back to the pool (switchover).
+
+    Whoever takes part in a pending transition is placed when that is over: a joiner that is drained
+    meanwhile would get a slot in a state in which it may hold none.
     """
     for node in _unsettled(state):
+        if _takes_part(state, node):
+            continue
         if node.state is NodeState.JOINING and node.quarantine:
             return _quarantine(node, f"still in quarantine: {node.quarantine}", now_ms, policy)
-        if node.state is NodeState.LEAVING and not _still_pending(state, node):
+        if node.state is NodeState.LEAVING:
             return _place(node, now_ms, policy)
         if node.state in _IDLE and node.wanted_out:
             return _place(node, now_ms, policy)
@@ -38,11 +43,16 @@ _IDLE = (NodeState.SPARE, NodeState.STANDBY, NodeState.WARMING)
 _BACK = (NodeState.DRAINED, NodeState.QUARANTINED, NodeState.RETIRED)
 
 
-def _still_pending(state: FleetState, node: Node) -> bool:
+def _takes_part(state: FleetState, node: Node) -> bool:
+    """Whether this incarnation gets or gives a slot in the pending transition of its job."""
     job = state.jobs.get(node.job)
     if job is None or job.pending is None:
         return False
-    return any(c.leaver == node.node for c in job.pending.plan.changes)
+    life = node.node, node.incarnation
+    return any(
+        life in ((c.joiner, c.joiner_incarnation), (c.leaver, c.leaver_incarnation))
+        for c in job.pending.plan.changes
+    )
 
 
 def _place(node: Node, now_ms: int, policy: Policy) -> Decision:
@@ -79,7 +89,7 @@ def start_sweeps(state: FleetState, now_ms: int, policy: Policy) -> Decision | N
             bool(node.sweep_wanted)
             and node.state in (NodeState.SPARE, NodeState.STANDBY, NodeState.DRAINED)
         )
-        if not due or node.sweep or now_ms < node.cooldown_until_ms:
+        if not due or node.sweep or now_ms < node.cooldown_until_ms or _takes_part(state, node):
             continue
         partner = sweep_partner(state, node, active=policy.sweep_partner_active)
         reason = node.sweep_wanted or f"quarantine: {node.quarantine}"

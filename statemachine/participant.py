@@ -54,7 +54,8 @@ class Participant(Struct, frozen=True, kw_only=True):
     acked: TransitionId = TransitionId(0)
     member: bool = False
     """Whether the training process was told to hold a slot."""
-    rehearsing: Role = Role("")
+    rehearsing: tuple[Role, int] = (Role(""), 0)
+    """The rehearsal that was told last: its role and when it began, Unix ms."""
     rounds_begun: tuple[tuple[int, str], ...] = ()
     stopped: bool = False
 
@@ -166,11 +167,11 @@ def on_orders(me: Participant, orders: Orders) -> Outcome:
     if orders.node != me.node or orders.incarnation != me.incarnation:
         return me, ()
     told: list[Instruction] = []
-    wanted = Role(orders.rehearse)
+    wanted = (Role(orders.rehearse), orders.rehearse_since_ms)
     if me.ready is not None and wanted != me.rehearsing:
         me = replace(me, rehearsing=wanted)
-        if wanted and orders.state is NodeState.WARMING:
-            told.append(Tell(m.Rehearse(job=orders.job, role=wanted)))
+        if orders.rehearse and orders.state is NodeState.WARMING:
+            told.append(Tell(m.Rehearse(job=orders.job, role=wanted[0])))
     if orders.sweep is not None:
         for name in orders.rounds:
             mark = (int(orders.sweep.sweep), name)

@@ -71,6 +71,9 @@ class Orders(Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: NodeState
     job: JobId = JobId("")
     rehearse: str = ""
+    rehearse_since_ms: int = 0
+    """Tells a rehearsal from an earlier one of the same role: a node may have missed what was
+    between."""
     sweep: e.SweepRequested | None = None
     rounds: tuple[str, ...] = ()
     """Rounds of the sweep that this node shall measure now, as subject or as partner."""
@@ -169,7 +172,8 @@ def _holders(state: FleetState, held: dict[Slot, NodeId]) -> tuple[Holder, ...]:
 
 def orders_of(state: FleetState, node: Node) -> Orders:
     """A node's orders by the fold."""
-    rehearse = next((r for r in node.rehearsals if r.warmth is Warmth.WARMING), None)
+    under_way = node.rehearsals if node.state is NodeState.WARMING else ()
+    rehearse = next((r for r in under_way if r.warmth is Warmth.WARMING), None)
     sweep, rounds = _sweep_part(state, node)
     return Orders(
         node=node.node,
@@ -178,6 +182,7 @@ def orders_of(state: FleetState, node: Node) -> Orders:
         state=node.state,
         job=node.job,
         rehearse=rehearse.role if rehearse is not None else "",
+        rehearse_since_ms=rehearse.since_at_ms if rehearse is not None else 0,
         sweep=sweep,
         rounds=rounds,
     )
