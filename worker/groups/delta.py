@@ -200,6 +200,8 @@ class DeltaBackend(DirectGroup):
         """Copy the root's tensor to all members."""
 
         def go(view: View) -> bool:
+            if not 0 <= root < view.plan.size:
+                raise ValueError(f"{self.name}: no member {root} among {view.plan.size}")
             data = Copyable(tensor)
             done = self._spread(view, data.payload, root)
             if done and view.plan.me != root:

@@ -68,6 +68,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
     ) -> None:
         super().__init__(rank or 0, size)
         self.label = name
+        self._torch_name = name
         self.sandbox = sandbox
         self._backend = backend
         self._rank = rank or 0
@@ -111,6 +112,18 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
     def getSize(self) -> int:  # noqa: N802 - torch's name
         """Return the declared size."""
         return self._size
+
+    def getGroupName(self) -> str:  # noqa: N802 - torch's name
+        """Return the name in torch's registry (see `registry`)."""
+        return self._torch_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's name
+        """Take the name in torch's registry."""
+        self._torch_name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802 - torch's name
+        """Return the group's name in the layout."""
+        return self.label
 
     def abort(self) -> None:
         """Do nothing: torch may not break what the loop looks after. See `break_off`."""

@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -18,7 +19,10 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from worker.groups.delta import DeltaBackend
@@ -33,6 +37,7 @@ from worker.groups.port import (
     PrepareRefused,
     ReduceOp,
 )
+from worker.groups.registry import publish, withdraw
 
 SECRET: Final = b"only for tests, never for a fleet"
 AT_ONCE: Final = {"break_off", "look"}
@@ -290,6 +295,20 @@ class Rank:
             work.wait()
         return outputs, every
 
+    def _functional(
+        self, group: ManagedGroup, plan: GroupPlan, every: list[Tensor], op: ReduceOp, root: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What looks groups up by name: global ranks, functional collectives, a mesh, DTensor."""
+        publish(group, range(plan.size), default=True)
+        spread = every[plan.me].clone()
+        dist.broadcast(spread, src=root, group=group)
+        summed = funcol.all_reduce(every[plan.me], op.value, group) + 0
+        mesh = DeviceMesh.from_group(group, "cpu")
+        sharded = DTensor.from_local(every[plan.me], mesh, [Shard(0)])
+        whole = sharded.full_tensor()
+        withdraw(group)
+        return [spread, summed, whole], [every[root], reduced(every, op), torch.cat(every)]
+
     def _barrier(
         self, group: ManagedGroup, _plan: GroupPlan, _every: list[Tensor], _op: ReduceOp, _root: int
     ) -> tuple[list[Tensor], list[Tensor]]:
@@ -390,6 +409,7 @@ def run(pipe: Connection, node: str, incarnation: int, secret: bytes) -> None:
         try:
             answer = getattr(rank, command)(*arguments)
         except Exception as error:  # noqa: BLE001 - the test process raises it
+            error.add_note(traceback.format_exc())
             answer = error
         with speaking:
             pipe.send((number, answer))

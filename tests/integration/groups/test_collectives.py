@@ -86,6 +86,14 @@ def test_partial_reductions_are_right(four: Fleet, operation: str, size: int) ->
     check(four.all(FOUR, "collective", "dp", operation, "float32", size, "sum", 2), 1e-6)
 
 
+@pytest.mark.parametrize("size", [12, 60_000])
+def test_code_that_looks_groups_up_by_name_works(three: Fleet, size: int) -> None:
+    """Global ranks, functional collectives, a device mesh and DTensor run on a published group."""
+    answers = three.all(THREE, "collective", "dp", "functional", "float32", size, "sum", 1)
+
+    check(answers, 1e-6)
+
+
 def test_a_vote_finds_each_minimum(four: Fleet) -> None:
     """Every rank learns the element-wise minimum of what all brought."""
     pending = [
