@@ -36,6 +36,10 @@ log = logging.getLogger("worker.handover")
 SERVE_DEADLINE_S: Final = 600.0
 """How long a source waits for receivers that neither finish nor are declared lost."""
 
+NEWS_WAIT_S: Final = 3.0
+"""How long a failed receiver waits to hear that its sources were lost; after that the fault is its
+own, and its process ends so that somebody else takes the slot."""
+
 _POLL_S: Final = 0.05
 
 
@@ -87,6 +91,9 @@ class Handover:
 
         None leaves the live state undefined: the caller holds no state until another transition
         gives it one.
+
+        Raises:
+            TransferFailed: no source gave the state although none of them was lost.
         """
 
         def into(header: ImageHeader) -> StateImage:
@@ -116,7 +123,9 @@ class Handover:
             return None
         except TransferFailed as failure:
             log.warning("transfer of transition %d failed: %s", order.transition, failure)
-            return None
+            if interrupt.wait(NEWS_WAIT_S):
+                return None
+            raise
         state.import_(report.image)
         return report.nbytes, int(report.image.meta["stamp"]["step"])
 
