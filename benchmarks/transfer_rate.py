@@ -6,8 +6,9 @@ raw      `sendall` of the whole buffer in 1 MiB spans, `recv_into` memory that e
 ours     `TransferServer.offer` and `fetch` into memory that exists already (set-up included)
 striped  `fetch` from two sources at once
 
-The sending side is a process of its own for each source. Both ends share the machine's processors,
-so on two cores the cost of sealing shows in full; with a core to spare per side it does not.
+The sending side is a process of its own for each source. On a machine with other work the median
+says how busy it was; `best` is the fastest round, and `cpu` is processor time per GiB, sending and
+receiving side, which does not depend on who else runs.
 """
 
 import argparse
@@ -18,7 +19,8 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,7 +32,6 @@ from worker.transfer import (
     TensorView,
     TransferServer,
     fetch,
-    seal,
 )
 
 SECRET = bytes(range(32))
@@ -59,6 +60,7 @@ def source(nbytes: int, node: str) -> None:
     print(json.dumps({"port": server.address[1], "raw": raw.getsockname()[1]}), flush=True)
     for line in sys.stdin:
         told = json.loads(line)
+        cpu_before_s = time.process_time()
         if told["way"] == "raw":
             with raw.accept()[0] as sock:
                 sock.recv(1)
@@ -69,6 +71,8 @@ def source(nbytes: int, node: str) -> None:
             with server.offer(told["round"], JOINER, image) as offer:
                 print(json.dumps({"offered": told["round"]}), flush=True)
                 offer.wait(60)
+        print(json.dumps({"cpu_s": time.process_time() - cpu_before_s}), flush=True)
+    server.close()
 
 
 class Peer:
@@ -95,6 +99,11 @@ class Peer:
         self.child.stdin.flush()
         if way != "raw":
             self.child.stdout.readline()
+
+    def cpu_s(self) -> float:
+        """Processor time that it took for what it was told last; waits until it is done."""
+        assert self.child.stdout is not None
+        return float(json.loads(self.child.stdout.readline())["cpu_s"])
 
     def end(self) -> None:
         """Let it go."""
@@ -153,25 +162,54 @@ def measure(mib: int, rounds: int, *, as_json: bool) -> None:
     for view in into.tensors:
         view.memory[:] = bytes(len(view.memory))
     peers = [Peer(nbytes, "one"), Peer(nbytes, "two")]
-    taken: dict[str, list[float]] = {"raw": [], "ours": [], "striped": []}
+    ways: dict[str, tuple[list[Peer], Callable[[int], float]]] = {
+        "raw": (peers[:1], lambda number: raw_s(peers[0], into, number)),
+        "ours": (peers[:1], lambda number: ours_s(peers[:1], into, 2 * number)),
+        "striped": (peers, lambda number: ours_s(peers, into, 2 * number + 1)),
+    }
+    found: dict[str, list[Round]] = {way: [] for way in ways}
     for number in range(rounds):
-        taken["raw"].append(raw_s(peers[0], into, number))
-        taken["ours"].append(ours_s(peers[:1], into, 2 * number))
-        taken["striped"].append(ours_s(peers, into, 2 * number + 1))
+        for way, (used, go) in ways.items():
+            cpu_before_s = time.process_time()
+            seconds = go(number)
+            own_cpu_s = time.process_time() - cpu_before_s
+            found[way].append(Round(seconds, sum(peer.cpu_s() for peer in used), own_cpu_s))
     for peer in peers:
         peer.end()
-    rates = {way: [nbytes / each / 1e9 for each in times] for way, times in taken.items()}
-    medians = {way: statistics.median(each) for way, each in rates.items()}
-    ratio = medians["ours"] / medians["raw"]
+    tell(mib, found, whole=into.digest() == expected, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds of one round: by the clock, and of processor on the sending and receiving side."""
+
+    seconds: float
+    sender_cpu_s: float
+    receiver_cpu_s: float
+
+
+def tell(mib: int, found: dict[str, list[Round]], *, whole: bool, as_json: bool) -> None:
+    gb, gib = (mib << 20) / 1e9, mib / 1024
+    told: dict[str, dict[str, float]] = {}
+    for way, each in found.items():
+        told[way] = {
+            "median_gb_per_s": gb / statistics.median(one.seconds for one in each),
+            "best_gb_per_s": gb / min(one.seconds for one in each),
+            "sender_cpu_s_per_gib": statistics.median(one.sender_cpu_s for one in each) / gib,
+            "receiver_cpu_s_per_gib": statistics.median(one.receiver_cpu_s for one in each) / gib,
+        }
     if as_json:
-        told = {"mib": mib, "gb_per_s": rates, "ratio": ratio, "seal": seal.algorithms()[0]}
-        print(json.dumps(told))
+        print(json.dumps({"mib": mib, "whole": whole, **told}))
         return
-    for way, each in rates.items():
-        spread = f"{min(each):.2f}..{max(each):.2f}"
-        print(f"{mib:5} MiB  {way:8} {medians[way]:5.2f} GB/s [{spread}]", end="")
-        print(f"  {medians[way] / medians['raw']:4.0%} of raw")
-    print(f"{'':10} seal {seal.algorithms()[0]}; last image whole: {into.digest() == expected}")
+    for way, row in told.items():
+        median, best = row["median_gb_per_s"], row["best_gb_per_s"]
+        print(
+            f"{mib:5} MiB  {way:8} median {median:5.2f} GB/s"
+            f" ({median / told['raw']['median_gb_per_s']:4.0%} of raw)"
+            f"  best {best:5.2f} ({best / told['raw']['best_gb_per_s']:4.0%})"
+            f"  cpu {row['sender_cpu_s_per_gib']:.2f} + {row['receiver_cpu_s_per_gib']:.2f} s/GiB"
+        )
+    print(f"{'':11}the last image is whole: {whole}")
 
 
 if __name__ == "__main__":

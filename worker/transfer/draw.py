@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,14 +16,14 @@ from worker.transfer import wire
 from worker.transfer.errors import ImageRefused, PeerRefused
 from worker.transfer.image import CHUNK_BYTES
 from worker.transfer.pool import ChunkPool, Destination
-from worker.transfer.seal import HEADER_INDEX, SEAL_BYTES, Seal, algorithms, seal_of
+from worker.transfer.seal import HEADER_INDEX, SEAL_BYTES, Sealer
 from worker.transfer.token import NONCE_BYTES, Binding, Handshake, Party, fresh_nonce, same
 
 BAD_CHUNKS_MAX: Final = 3
 """A source that gave this many bad chunks is left out."""
 
-WINDOW_CHUNKS: Final = 6
-"""Chunks asked for ahead: enough to hide the round trip, few enough to share out evenly."""
+WINDOW_CHUNKS_MAX: Final = 32
+"""Chunks asked for ahead at most: enough that a source goes on while we are not scheduled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,6 @@ class SourceReport:
     chunks: int = 0
     bad_chunks: list[str] = field(default_factory=list)
     outcome: str = "not reached"
-    seal: str = ""
 
 
 class Draw:
@@ -78,10 +78,10 @@ class Draw:
         """Talk to the source until nothing is missing or it is of no more use."""
         try:
             self._connect()
-            seal = self._prove()
-            pool = self._into.adopt(self._take_header(seal))
+            sealer = self._prove()
+            pool = self._into.adopt(self._take_header(sealer))
             self.drawing = True
-            self._take_chunks(pool, seal)
+            self._take_chunks(pool, sealer)
             self.report.outcome = "complete" if pool.complete else "stopped"
         except TimeoutError as error:
             self.report.outcome = f"lost: {error}"
@@ -98,8 +98,8 @@ class Draw:
         except BlockingIOError:
             raise TimeoutError("no connection in time") from None
 
-    def _prove(self) -> Seal:
-        """Let both ends prove that they have the token; returns the session's seal."""
+    def _prove(self) -> Sealer:
+        """Let both ends prove that they have the token; returns the session's sealer."""
         nonce, ours = fresh_nonce(), self._binding
         self._channel.set_stall(self._limits.stall_s)
         self._channel.send_json(
@@ -110,46 +110,41 @@ class Draw:
             source=[ours.source.node, ours.source.incarnation],
             joiner=[ours.joiner.node, ours.joiner.incarnation],
             nonce=nonce.hex(),
-            seals=algorithms(),
             offer_wait_s=self._limits.offer_wait_s,
         )
         challenge = self._channel.receive_json(wire.CHALLENGE)
         try:
             source_nonce = bytes.fromhex(challenge["nonce"])
             proof = bytes.fromhex(challenge["proof"])
-            algorithm = str(challenge["seal"])
         except (KeyError, TypeError, ValueError):
             raise PeerRefused("challenge is malformed") from None
         handshake = Handshake.of(self._token, nonce, source_nonce)
         if len(source_nonce) != NONCE_BYTES or not same(proof, handshake.source_proof):
             raise PeerRefused("it could not prove that it is the source that was named")
         self._channel.send_frame(wire.PROOF, handshake.joiner_proof)
-        self.report.seal = algorithm
-        return seal_of(algorithm, handshake.session_key)
+        return Sealer(handshake.session_key)
 
-    def _take_header(self, seal: Seal) -> bytes:
+    def _take_header(self, sealer: Sealer) -> bytes:
         self._channel.set_stall(self._limits.offer_wait_s + self._limits.stall_s)
         body = self._channel.receive_frame(wire.HEADER)
         given, header = body[:SEAL_BYTES], body[SEAL_BYTES:]
-        if not same(given, seal(HEADER_INDEX, memoryview(header))):
+        if not sealer.fits(given, HEADER_INDEX, header):
             raise PeerRefused("its header does not fit its seal")
         self._channel.set_stall(self._limits.stall_s)
         return header
 
-    def _take_chunks(self, pool: ChunkPool, seal: Seal) -> None:
+    def _take_chunks(self, pool: ChunkPool, sealer: Sealer) -> None:
         asked: deque[int] = deque()
         scratch = memoryview(bytearray(CHUNK_BYTES))
         try:
             while True:
-                while len(asked) < WINDOW_CHUNKS:
-                    index = pool.take(wait=not asked)
-                    if index is None:
-                        break
-                    asked.append(index)
-                    self._channel.send(wire.WANT.pack(index, 1))
+                taken = pool.take(len(asked), WINDOW_CHUNKS_MAX, wait=not asked)
+                asked.extend(taken)
                 if not asked:
                     break
-                good = self._take_chunk(pool, asked[0], seal, scratch)
+                if taken:
+                    self._channel.send(b"".join(wire.WANT.pack(*run) for run in _runs(taken)))
+                good = self._take_chunk(pool, asked[0], sealer, scratch)
                 index = asked.popleft()
                 if good:
                     pool.arrived()
@@ -161,7 +156,7 @@ class Draw:
         if pool.complete:
             self._channel.send(wire.WANT.pack(0, 0))
 
-    def _take_chunk(self, pool: ChunkPool, index: int, seal: Seal, scratch: memoryview) -> bool:
+    def _take_chunk(self, pool: ChunkPool, index: int, sealer: Sealer, scratch: memoryview) -> bool:
         """Receive chunk `index` where it belongs; False if it does not fit its seal."""
         head = self._channel.receive(wire.CHUNK.size)
         got, size, given = wire.CHUNK.unpack(head)
@@ -169,7 +164,7 @@ class Draw:
             raise PeerRefused("it answered with another chunk than was asked for")
         landing = pool.chunks.landing(index, scratch)
         self._channel.receive_into(landing)
-        if not same(given, seal(index, landing)):
+        if not sealer.fits(given, index, landing):
             return False
         pool.chunks.settle(index, landing)
         self.report.nbytes += size
@@ -181,3 +176,14 @@ class Draw:
         bad.append(pool.chunks.describe(index))
         if len(bad) >= BAD_CHUNKS_MAX:
             raise PeerRefused(f"{len(bad)} chunks did not fit their seals, the last was {bad[-1]}")
+
+
+def _runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Indices as runs (first, count) without a gap, in the order given."""
+    first, count = indices[0], 0
+    for index in indices:
+        if index != first + count:
+            yield first, count
+            first, count = index, 0
+        count += 1
+    yield first, count

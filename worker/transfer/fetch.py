@@ -67,7 +67,7 @@ def fetch(
         TransferFailed: no source is left; the message says what each one did.
         ValueError: the secret is too short.
     """
-    destination = Destination(into)
+    destination = Destination(into, len(sources))
     limits = Limits(connect_timeout_s, offer_wait_s, stall_s)
     draws = [
         Draw(

@@ -13,10 +13,11 @@ from __future__ import annotations
 import threading
 from typing import Self
 
+from worker.faultpoints import reach
 from worker.transfer import wire
 from worker.transfer.errors import PeerRefused
 from worker.transfer.image import CHUNK_BYTES, ChunkMap, StateImage
-from worker.transfer.seal import HEADER_INDEX, Seal
+from worker.transfer.seal import HEADER_INDEX, Sealer
 from worker.transfer.token import Binding
 
 
@@ -60,7 +61,7 @@ class Offer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def serve(self, channel: wire.Channel, seal: Seal) -> None:
+    def serve(self, channel: wire.Channel, sealer: Sealer) -> None:
         """Give a proven caller the header and every chunk it asks for, until it has all.
 
         Raises PeerRefused if the offer was claimed before or is closed, OSError if the joiner goes
@@ -69,7 +70,7 @@ class Offer:
         self._claim(channel)
         cause, completed = "joiner went away", False
         try:
-            self._give(channel, seal)
+            self._give(channel, sealer)
             cause, completed = "completed", True
         except TimeoutError:
             cause = "joiner took nothing for too long"
@@ -99,9 +100,9 @@ class Offer:
             self.completed = completed
             self._ended.set()
 
-    def _give(self, channel: wire.Channel, seal: Seal) -> None:
-        header = memoryview(self._header)
-        channel.send_frame(wire.HEADER, seal(HEADER_INDEX, header) + self._header)
+    def _give(self, channel: wire.Channel, sealer: Sealer) -> None:
+        header = self._header
+        channel.send_frame(wire.HEADER, sealer.seal(HEADER_INDEX, header) + header)
         scratch = memoryview(bytearray(CHUNK_BYTES))
         while True:
             first, count = wire.WANT.unpack(channel.receive(wire.WANT.size))
@@ -111,5 +112,7 @@ class Offer:
                 raise PeerRefused("joiner asked for chunks that do not exist")
             for index in range(first, first + count):
                 chunk = self._chunks.gather(index, scratch)
-                channel.send(wire.CHUNK.pack(index, chunk.nbytes, seal(index, chunk)), chunk)
+                seal = sealer.seal(index, chunk)
+                channel.send(wire.CHUNK.pack(index, chunk.nbytes, seal), chunk)
                 self.bytes_sent += chunk.nbytes
+                reach("transfer.serving")

@@ -17,8 +17,10 @@ from worker.transfer.image import ChunkMap, ImageHeader, StateImage
 class Destination:
     """The image being received. The first header that fits decides; later ones must equal it."""
 
-    def __init__(self, into: StateImage | Callable[[ImageHeader], StateImage]) -> None:
-        self._into = into
+    def __init__(
+        self, into: StateImage | Callable[[ImageHeader], StateImage], sources: int = 1
+    ) -> None:
+        self._into, self._sources = into, sources
         self._adopting = threading.Lock()
         self._header: bytes | None = None
         self.image: StateImage | None = None
@@ -30,7 +32,7 @@ class Destination:
             if self.pool is None:
                 self.image = self._made_for(ImageHeader.decoded(encoded))
                 self._header = encoded
-                self.pool = ChunkPool(ChunkMap(self.image))
+                self.pool = ChunkPool(ChunkMap(self.image), self._sources)
             elif encoded != self._header:
                 raise ImageRefused("has another state than the source that answered first")
             return self.pool
@@ -49,8 +51,9 @@ class Destination:
 class ChunkPool:
     """Chunks that nobody has been asked for yet."""
 
-    def __init__(self, chunks: ChunkMap) -> None:
+    def __init__(self, chunks: ChunkMap, sources: int = 1) -> None:
         self.chunks = chunks
+        self._sources = sources
         self._free = deque(range(chunks.count))
         self._missing = chunks.count
         self._changed = threading.Condition()
@@ -61,12 +64,20 @@ class ChunkPool:
         """Whether every chunk has arrived and was verified."""
         return self._missing == 0
 
-    def take(self, *, wait: bool) -> int | None:
-        """The next chunk to ask for. Waiting, None means that there will not be another one."""
+    def take(self, held: int, most: int, *, wait: bool) -> list[int]:
+        """Chunks to ask for next, for a source that owes `held` and should owe `most` at most.
+
+        Fewer towards the end, so that all sources end together; none while it owes over half of
+        what it may, so that requests go out in batches. Waiting, none means that none will come.
+        """
         with self._changed:
             while wait and not (self._free or self._stopped or self.complete):
                 self._changed.wait()
-            return None if self._stopped or not self._free else self._free.popleft()
+            if self._stopped:
+                return []
+            fair = max(2, min(most, len(self._free) // (2 * self._sources)))
+            wanted = fair - held if 2 * held <= fair else 0
+            return [self._free.popleft() for _ in range(min(wanted, len(self._free)))]
 
     def give_back(self, indices: Sequence[int], *, last: bool = False) -> None:
         """Return chunks that did not arrive, to the front, or to the end for others to try."""

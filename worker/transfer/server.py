@@ -21,7 +21,7 @@ from worker.transfer import wire
 from worker.transfer.errors import PeerRefused
 from worker.transfer.image import StateImage
 from worker.transfer.offer import Offer
-from worker.transfer.seal import Seal, algorithms, seal_of
+from worker.transfer.seal import Sealer
 from worker.transfer.token import NONCE_BYTES, Binding, Handshake, Party, fresh_nonce, same
 
 HELLO_WAIT_S: Final = 2.0
@@ -61,7 +61,6 @@ class TransferServer:
         self._closing = False
         self._listener = socket.create_server((host, port), backlog=CALLERS_MAX)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        algorithms()  # the self-test of the seals, now rather than in the first transfer
         self._acceptor = threading.Thread(target=self._accept, name="transfer-accept", daemon=True)
         self._acceptor.start()
 
@@ -144,34 +143,31 @@ class TransferServer:
 
     def _converse(self, channel: wire.Channel) -> None:
         hello = channel.receive_json(wire.HELLO)
-        binding, seal = self._prove(channel, hello)
+        binding, sealer = self._prove(channel, hello)
         opened = self._await_offer(binding, float(hello.get("offer_wait_s", 0.0)))
         channel.set_stall(self._stall_s)
         try:
-            opened.serve(channel, seal)
+            opened.serve(channel, sealer)
         finally:
             with self._changed:
                 if opened.claimed:
                     self._used.add(binding)
                     self._offers.pop(binding, None)
 
-    def _prove(self, channel: wire.Channel, hello: Mapping[str, Any]) -> tuple[Binding, Seal]:
+    def _prove(self, channel: wire.Channel, hello: Mapping[str, Any]) -> tuple[Binding, Sealer]:
         """Let both ends prove that they have the token of the binding that the hello asks for."""
-        binding, nonce, algorithm = self._read(hello)
+        binding, nonce = self._read(hello)
         source_nonce = fresh_nonce()
         handshake = Handshake.of(binding.token(self._secret), nonce, source_nonce)
         channel.send_json(
-            wire.CHALLENGE,
-            nonce=source_nonce.hex(),
-            proof=handshake.source_proof.hex(),
-            seal=algorithm,
+            wire.CHALLENGE, nonce=source_nonce.hex(), proof=handshake.source_proof.hex()
         )
         if not same(channel.receive_frame(wire.PROOF), handshake.joiner_proof):
             raise PeerRefused("caller does not have the token")
-        return binding, seal_of(algorithm, handshake.session_key)
+        return binding, Sealer(handshake.session_key)
 
-    def _read(self, hello: Mapping[str, Any]) -> tuple[Binding, bytes, str]:
-        """The binding, nonce and seal algorithm of a hello; refuses one that is not for us."""
+    def _read(self, hello: Mapping[str, Any]) -> tuple[Binding, bytes]:
+        """The binding and the nonce of a hello; refuses one that is not for us."""
         try:
             node, incarnation = hello["source"]
             source = Party(str(node), int(incarnation))
@@ -179,12 +175,11 @@ class TransferServer:
             joiner = Party(str(node), int(incarnation))
             transition, attempt = int(hello["transition"]), int(hello["attempt"])
             job, nonce = str(hello["job"]), bytes.fromhex(hello["nonce"])
-            algorithm = next(each for each in algorithms() if each in hello["seals"])
-        except (KeyError, TypeError, ValueError, StopIteration):
+        except (KeyError, TypeError, ValueError):
             raise PeerRefused("hello is malformed") from None
         if job != self._job or source != self._me or len(nonce) != NONCE_BYTES:
             raise PeerRefused("hello is for another job, node or incarnation")
-        return Binding(job, transition, attempt, source, joiner), nonce, algorithm
+        return Binding(job, transition, attempt, source, joiner), nonce
 
     def _await_offer(self, binding: Binding, wait_s: float) -> Offer:
         with self._changed:

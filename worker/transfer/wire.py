@@ -4,8 +4,8 @@ Rules of this file: frames and blocking sockets with a limit on every wait and e
 not know what is being moved, and it decides nothing.
 
     joiner                                   source
-      hello {binding, nonce, seals, wait}  ->          who wants what, and which seals it can make
-                                           <-  challenge {nonce, proof, seal}
+      hello {binding, nonce, wait}         ->          who wants what, and how long it will wait
+                                           <-  challenge {nonce, proof}
       proof                                ->          both have proved that they have the token
                                            <-  header (sealed)          the claim uses up the token
       want (first chunk, count) ...        ->

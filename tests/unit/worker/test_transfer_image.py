@@ -5,14 +5,13 @@ import json
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from worker.transfer import ImageHeader, ImageRefused, StateImage, TensorSpec, TensorView
 from worker.transfer.image import ChunkMap
 from worker.transfer.pool import ChunkPool
-from worker.transfer.seal import _GemmSeal, _product_with, algorithms, seal_of
+from worker.transfer.seal import HEADER_INDEX, SEAL_BYTES, Sealer
 from worker.transfer.token import Binding, Handshake, Party
 
 KEY = bytes(range(32))
@@ -138,58 +137,37 @@ def test_memory_must_fit_its_spec() -> None:
         TensorView(TensorSpec("t", "F32", (3,)), memoryview(bytearray(11)))
 
 
-@pytest.fixture(params=["blake2b", "gemm"])
-def seal(request: pytest.FixtureRequest) -> Any:
-    """Each algorithm, whether or not it is the faster one here."""
-    if request.param == "gemm":
-        return _GemmSeal
-    return lambda key: seal_of("blake2b", key)
-
-
-@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * 4096 + 5])
-def test_a_seal_depends_on_key_index_and_every_bit(seal: Any, size: int) -> None:
-    """Another session, another place or one flipped bit anywhere gives another seal."""
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4096, 100_003])
+def test_a_seal_fits_its_own_chunk_alone(size: int) -> None:
+    """Another session, another place, another length or one flipped bit anywhere does not fit."""
     chunk = bytearray(hashlib.shake_128(b"chunk").digest(size))
-    seals = {seal(KEY)(0, memoryview(chunk)), seal(bytes(32))(0, memoryview(chunk))}
-    seals.add(seal(KEY)(1, memoryview(chunk)))
-    seals.add(seal(KEY)(0, memoryview(bytes(size + 1))))
-    spots = {0, size // 2, size - 1, 4095, 4096} & set(range(size))
-    for at in spots:
+    view = memoryview(chunk)
+    seal = Sealer(KEY).seal(5, view)
+
+    assert len(seal) == SEAL_BYTES
+    assert Sealer(KEY).fits(seal, 5, bytes(chunk))
+    assert not Sealer(bytes(32)).fits(seal, 5, view)
+    assert not Sealer(KEY).fits(seal, 6, view)
+    assert not Sealer(KEY).fits(seal, 5, bytes(chunk) + b"\0")
+    for at in {0, size // 2, size - 1} & set(range(size)):
         for bit in (0, 7):
             chunk[at] ^= 1 << bit
-            seals.add(seal(KEY)(0, memoryview(chunk)))
+            assert not Sealer(KEY).fits(seal, 5, view)
             chunk[at] ^= 1 << bit
-
-    assert len(seals) == 4 + 2 * len(spots)
-    assert seal(KEY)(0, memoryview(chunk)) == seal(KEY)(0, memoryview(bytes(chunk)))
-
-
-def test_swapped_rows_are_told_apart() -> None:
-    """The product alone would not notice rows that change places; the seal does."""
-    rows = [bytes([value]) * 4096 for value in (1, 2)]
-    one, other = b"".join(rows), b"".join(reversed(rows))
-
-    assert _GemmSeal(KEY)(0, memoryview(one)) != _GemmSeal(KEY)(0, memoryview(other))
+    for at in range(SEAL_BYTES):
+        forged = seal[:at] + bytes([seal[at] ^ 1]) + seal[at + 1 :]
+        assert not Sealer(KEY).fits(forged, 5, view)
 
 
-def test_the_product_is_exact_for_the_largest_sums() -> None:
-    """Extreme bytes against extreme keys give the integers that arithmetic gives, unsaturated."""
-    matrix = bytearray(b"\xc0\x3f" * (4096 * 8))
-    rows = bytearray(b"\x7f" * 4096 + b"\x80" * 4096)
+def test_no_nonce_is_used_twice() -> None:
+    """The same chunk sealed again has another seal, and both fit: the count moves on."""
+    sealer = Sealer(KEY)
+    seals = [sealer.seal(index, b"chunk") for index in (0, 0, 1, HEADER_INDEX)]
 
-    product = torch.frombuffer(
-        bytearray(_product_with(matrix)(memoryview(rows))), dtype=torch.int32
-    )
-
-    expected = [4096 * 127 * -64, 4096 * 127 * 63, 4096 * 128 * 64, 4096 * -128 * 63]
-    assert product.view(2, 16)[:, :2].flatten().tolist() == expected
-
-
-def test_an_algorithm_that_is_not_there_is_refused() -> None:
-    """Nobody is talked into an algorithm that does not exist."""
-    assert algorithms()[-1] == "blake2b"
-    with pytest.raises(ValueError, match="no seal algorithm 'none'"):
-        seal_of("none", KEY)
+    assert len({seal[:4] for seal in seals}) == 4
+    assert Sealer(KEY).fits(seals[0], 0, b"chunk")
+    assert Sealer(KEY).fits(seals[1], 0, b"chunk")
+    assert Sealer(KEY).fits(seals[3], HEADER_INDEX, b"chunk")
 
 
 def test_no_two_bindings_share_a_token() -> None:
@@ -221,14 +199,31 @@ def test_both_proofs_and_the_session_key_differ() -> None:
 def test_chunks_given_back_are_taken_again_first_or_last() -> None:
     """What a lost source had been asked for comes first, a bad chunk is left to others."""
     pool = ChunkPool(ChunkMap(image_of(4), 1))
-    taken = [pool.take(wait=False) for _ in range(3)]
-    assert taken == [0, 1, 2]
+    assert pool.take(0, 8, wait=False) == [0, 1]
+    assert pool.take(0, 8, wait=False) == [2, 3]
 
     pool.give_back([1, 2])
     pool.give_back([0], last=True)
 
-    assert [pool.take(wait=False) for _ in range(5)] == [1, 2, 3, 0, None]
+    assert pool.take(0, 8, wait=False) == [1, 2]
+    assert pool.take(0, 8, wait=False) == [0]
+    assert pool.take(0, 8, wait=False) == []
     for _ in range(4):
         pool.arrived()
     assert pool.complete
-    assert pool.take(wait=True) is None
+    assert pool.take(0, 8, wait=True) == []
+
+
+def test_a_source_is_asked_in_batches_and_less_towards_the_end() -> None:
+    """Requests go out when half of the window is used up; the window shrinks with what is left."""
+    pool = ChunkPool(ChunkMap(image_of(100), 1), sources=2)
+
+    assert len(pool.take(0, 16, wait=False)) == 16
+    assert pool.take(9, 16, wait=False) == []
+    assert len(pool.take(8, 16, wait=False)) == 8
+    assert len(pool.take(0, 64, wait=False)) == 76 // 4
+    sizes = []
+    while taken := pool.take(0, 64, wait=False):
+        sizes.append(len(taken))
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] <= 2
