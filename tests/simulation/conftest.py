@@ -1,7 +1,7 @@
-"""A fleet in one process: the controller that ships, agents whose training process is scripted.
+"""A fleet in one process: the controller and the agents that ship, around scripted training.
 
-The agents' half of the protocol is `statemachine.participant`, the log is the real one over the
-store in memory or over etcd; only what a training process would answer is made up here.
+The log is the real one over the store in memory or over etcd; only what a training process would
+answer, and what a probe would measure, is made up here.
 """
 
 from __future__ import annotations
@@ -9,26 +9,48 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import anyio
 import pytest
 from anyio.abc import TaskGroup
 
 from controlplane.etcd_server import EtcdServer
-from controlplane.eventlog import Deposed, EventLog, EventLogError, open_store
+from controlplane.eventlog import (
+    Deposed,
+    EventLog,
+    NodeAlreadyAlive,
+    Reread,
+    Retry,
+    open_store,
+)
 from controlplane.eventlog.memory import MemoryStore
 from controlplane.eventlog.session import NodeSession
 from controlplane.term import Term, unix_ms
 from statemachine import events as e
 from statemachine import messages as m
-from statemachine import participant as p
 from statemachine.evolve import evolve
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Slot
+from statemachine.policy import policy_of
 from statemachine.state import FleetState
-from statemachine.topology import Desired, decode_desired, decode_orders
+from statemachine.topology import Desired
+from worker.agent_node import End, EndKind, NodeLife
+from worker.agent_settings import AgentSettings
+from worker.channel import ChannelClosed
+from worker.supervise import Exit
+
+if TYPE_CHECKING:
+    from worker.supervise import TrainingProcess
+    from worker.sweeper import ProbePort, Sweeper
 
 TTL_S = 2.0
+AGENT_KNOBS = {
+    "store_try_s": 0.3,
+    "renew_interval_s": 0.6,
+    "self_fence_s": 1.6,
+    "lease_ttl_s": TTL_S,
+}
 WAIT_S = 20.0
 JOB = JobId("job")
 
@@ -98,124 +120,204 @@ class ScriptedWorker:
         return [applied, resumed]
 
 
-class ScriptedNode:
-    """An agent around a scripted worker: the real session, the real participant."""
+class ScriptedProcess:
+    """In place of a training process: its channel to the agent, and its end."""
 
-    def __init__(self, log: EventLog, node: NodeId, port: int, clock_ms: Callable[[], int]) -> None:
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self.worker = worker
+        self.child = self
+        self.channel = self
+        self.pid = 1000 + worker.port
+        self.exit: Exit | None = None
+        self._ended = anyio.Event()
+        self._says: list[m.FromWorker] = []
+        self._wake = anyio.Event()
+
+    def say(self, said: m.FromWorker) -> None:
+        """Let the training process say something."""
+        self._says.append(said)
+        self._wake.set()
+
+    def end(self, ended: Exit) -> None:
+        """Let it end."""
+        if self.exit is None:
+            self.exit = ended
+            self._ended.set()
+            self._wake.set()
+
+    # --- as a channel -------------------------------------------------------------------------
+
+    def send(self, message: m.ToWorker) -> None:
+        """The agent says something."""
+        if isinstance(message, m.Hello):
+            self.say(self.worker.ready())
+        for said in self.worker.answer(message):
+            self.say(said)
+
+    async def receive(self) -> m.FromWorker:
+        """The agent waits for what it says."""
+        while not self._says:
+            if self.exit is not None:
+                raise ChannelClosed
+            self._wake = anyio.Event()
+            await self._wake.wait()
+        return self._says.pop(0)
+
+    def close(self) -> None:
+        """The agent hangs up."""
+
+    # --- as a child ---------------------------------------------------------------------------
+
+    async def wait(self) -> Exit:
+        """The agent waits for its end."""
+        await self._ended.wait()
+        assert self.exit is not None
+        return self.exit
+
+    def kill(self) -> None:
+        """The agent kills it."""
+        self.end(Exit(signal=9))
+
+    async def stop(self, grace_s: float) -> Exit:
+        """The agent has asked it to stop."""
+        self.end(Exit(code=0))
+        return await self.wait()
+
+
+class ScriptedLife(NodeLife):
+    """One incarnation, as it ships, around a scripted training process and scripted probes."""
+
+    def __init__(self, node: ScriptedNode, session: NodeSession) -> None:
+        super().__init__(node.settings, node.log, session, cast("ProbePort", node))
+        self._node = node
+        self._sweeper = cast("Sweeper", ScriptedSweeper(self))
+
+    async def _start_process(self) -> TrainingProcess:
+        return cast("TrainingProcess", self._node.process)
+
+    async def run_round(self, sweep: e.SweepRequested, name: str) -> None:
+        """State what a round measured."""
+        measured = e.SweepRoundFinished(
+            sweep=sweep.sweep,
+            node=sweep.node,
+            incarnation=sweep.incarnation,
+            round=name,
+            measurements=self._node.rounds(name),
+            partner=sweep.partner,
+        )
+        self._facts.put(measured)
+
+
+class ScriptedSweeper:
+    """In place of probes: what the test says that they measure."""
+
+    def __init__(self, life: ScriptedLife) -> None:
+        self._life = life
+
+    async def run(self, sweep: e.SweepRequested, name: str) -> None:
+        """Run one round."""
+        await self._life.run_round(sweep, name)
+
+
+def healthy_measurements(name: str) -> dict[str, float]:
+    """What every healthy node of this fleet measures."""
+    if name == "pair":
+        return {"link_mbps_best": 1000.0, "link_latency_us_p50": 50.0}
+    return {
+        "gemm_gflops_best": 100.0,
+        "gemm_gflops_median": 99.0,
+        "gemm_cv": 0.01,
+        "memory_gbps_best": 20.0,
+        "memory_gbps_median": 19.0,
+    }
+
+
+class ScriptedNode:
+    """A machine: its agent, incarnation after incarnation, until it is killed or stopped."""
+
+    def __init__(self, log: EventLog, node: NodeId, port: int, *, rejoins: bool) -> None:
         self.log = log
-        self.clock_ms = clock_ms
         self.node = node
-        self.worker = ScriptedWorker(port)
-        self.rounds: Callable[[str], dict[str, float]] = lambda _: {"gemm_gflops_best": 1.0}
+        self.port = port
+        self.settings = AgentSettings(
+            node=node,
+            fleet=log.fleet,
+            job=JOB,
+            etcd="",
+            command=(),
+            run_dir=Path(),
+            secret_path=Path(),
+            policy=policy_of(AGENT_KNOBS),
+        )
+        self.rounds = healthy_measurements
+        self.worker: ScriptedWorker
+        self.process: ScriptedProcess
         self.session: NodeSession
+        self.life: ScriptedLife
         self.joined = anyio.Event()
         self.ended = anyio.Event()
-        self.fenced = False
-        self.desired: Desired | None = None
-        self._me: p.Participant
+        self._rejoins = rejoins
+        self._stop = anyio.Event()
         self._scope = anyio.CancelScope()
-        self._turn = anyio.Lock()
 
     async def run(self) -> None:
-        """Live until killed or fenced."""
+        """Live until killed, stopped, or (unless it rejoins) fenced."""
         try:
             with self._scope:
-                await self._live()
-        except* EventLogError:
-            self.fenced = True
+                while True:
+                    end = await self._live_once()
+                    if end.kind is EndKind.STOPPED or not self._rejoins:
+                        return
         finally:
             self.ended.set()
 
-    async def _live(self) -> None:
-        self.session = await self.log.join(self.node, b"{}", TTL_S)
-        self._me = p.Participant(node=self.node, incarnation=self.session.incarnation, job=JOB)
-        await self.submit(
-            e.NodeJoined(
-                node=self.node,
-                incarnation=self.session.incarnation,
-                host="127.0.0.1",
-                hardware="cpu",
-                probe_port=1,
-            )
-        )
+    async def _live_once(self) -> End:
+        self.worker = ScriptedWorker(self.port)
+        self.process = ScriptedProcess(self.worker)
+        self.session = await self._join()
+        self.life = ScriptedLife(self, self.session)
         self.joined.set()
-        async with (
-            self.log.watch_desired(JOB) as desired,
-            self.log.watch_orders(self.node) as orders,
-            anyio.create_task_group() as group,
-        ):
-            group.start_soon(self.session.run_renewal)
-            await self.hear(self.worker.ready())
-            group.start_soon(self._follow_desired, desired)
-            group.start_soon(self._follow_orders, orders)
+        return await self.life.run(self._stop)
 
-    async def _follow_desired(self, view: object) -> None:
-        async for delta in view:  # type: ignore[attr-defined]
-            for item in delta.updated:
-                self.desired = decode_desired(item.value)
-                async with self._turn:
-                    await self._perform(p.on_desired(self._me, self.desired))
+    async def _join(self) -> NodeSession:
+        while True:
+            try:
+                return await self.log.join(self.node, b"{}", TTL_S)
+            except (NodeAlreadyAlive, Retry, Reread):
+                await anyio.sleep(0.1)
 
-    async def _follow_orders(self, view: object) -> None:
-        async for delta in view:  # type: ignore[attr-defined]
-            for item in delta.updated:
-                async with self._turn:
-                    await self._perform(p.on_orders(self._me, decode_orders(item.value)))
+    @property
+    def desired(self) -> Desired | None:
+        """The desired topology, as this node saw it last."""
+        return self.life._desired
 
-    async def hear(self, said: m.FromWorker) -> None:
-        """Let the training process say something."""
-        async with self._turn:
-            await self._perform(p.on_message(self._me, said))
-
-    async def _perform(self, outcome: p.Outcome) -> None:
-        self._me, instructions = outcome
-        for instruction in instructions:
-            match instruction:
-                case p.Submit(event):
-                    await self.submit(event)
-                case p.Tell(message):
-                    for said in self.worker.answer(message):
-                        await self._perform(p.on_message(self._me, said))
-                case p.RunRound(sweep, name):
-                    await self.submit(
-                        e.SweepRoundFinished(
-                            sweep=sweep.sweep,
-                            node=sweep.node,
-                            incarnation=sweep.incarnation,
-                            round=name,
-                            measurements=self.rounds(name),
-                            partner=sweep.partner,
-                        )
-                    )
-
-    async def submit(self, event: e.AnyEvent) -> None:
-        """State a fact."""
-        await self.session.submit(event, self.clock_ms())
-
-    async def saw_reset(self, peer: ScriptedNode) -> None:
+    def saw_reset(self, peer: ScriptedNode) -> None:
         """Let the training process see that a peer's process is gone."""
-        epoch = self.desired.epoch if self.desired is not None else 0
-        await self.hear(
+        epoch = self.desired.epoch if self.desired is not None else Epoch(0)
+        self.process.say(
             m.PeerGone(
                 peer=peer.node,
                 peer_incarnation=peer.session.incarnation,
                 group="dp[0]",
-                epoch=Epoch(epoch),
+                epoch=epoch,
                 step=self.worker.step,
             )
         )
 
-    async def unmute(self) -> None:
+    def unmute(self) -> None:
         """Let the training process answer again, and what it owes first."""
         self.worker.mute = False
         owed, self.worker.unanswered = self.worker.unanswered, []
         for message in owed:
-            for said in self.worker.answer(message):
-                await self.hear(said)
+            self.process.send(message)
 
     def kill(self) -> None:
         """End at once: nothing is said, nothing is given back."""
         self._scope.cancel()
+
+    def stop(self) -> None:
+        """Ask the agent to stop, as SIGTERM does."""
+        self._stop.set()
 
 
 class Fleet:
@@ -224,6 +326,8 @@ class Fleet:
     def __init__(self, log: EventLog, group: TaskGroup, clock_ms: Callable[[], int]) -> None:
         self.log = log
         self.clock_ms = clock_ms
+        self.rejoins = False
+        """Whether nodes that were fenced join anew."""
         self.nodes: dict[str, ScriptedNode] = {}
         self.state = FleetState()
         self.recorded: list[e.Recorded] = []
@@ -259,7 +363,7 @@ class Fleet:
 
     async def start_node(self, name: str) -> ScriptedNode:
         """Have a node join; returns once it did."""
-        node = ScriptedNode(self.log, NodeId(name), next(self._ports), self.clock_ms)
+        node = ScriptedNode(self.log, NodeId(name), next(self._ports), rejoins=self.rejoins)
         self.nodes[name] = node
         self._group.start_soon(node.run)
         await node.joined.wait()
@@ -271,7 +375,7 @@ class Fleet:
         victim.kill()
         await victim.ended.wait()
         for peer in seen_by:
-            await self.nodes[peer].saw_reset(victim)
+            self.nodes[peer].saw_reset(victim)
         return victim
 
     async def declare(self, slots: int, standbys: int = 0) -> None:
@@ -292,15 +396,15 @@ class Fleet:
                 self.state = evolve(self.state, recorded)
                 self._grown.set()
 
-    async def until(self, condition: Condition, what: str) -> FleetState:
+    async def until(self, condition: Condition, what: str, within_s: float = WAIT_S) -> FleetState:
         """Wait until the folded log fulfils a condition."""
-        with anyio.move_on_after(WAIT_S):
+        with anyio.move_on_after(within_s):
             while not condition(self.state):
                 self._grown = anyio.Event()
                 await self._grown.wait()
             return self.state
         story = "\n".join(f"{r.position} {r.event}" for r in self.recorded)
-        raise AssertionError(f"not within {WAIT_S} s: {what}; the log:\n{story}")
+        raise AssertionError(f"not within {within_s} s: {what}; the log:\n{story}")
 
     def said(self, kind: type[E]) -> list[E]:
         """Events of one kind, in order."""
@@ -375,7 +479,7 @@ async def _play(scenario: Scenario, log: EventLog, clock_ms: Callable[[], int]) 
             group.cancel_scope.cancel()
 
 
-def play_virtually(scenario: Scenario, store: MemoryStore | None = None) -> None:
+def play_on_virtual_time(scenario: Scenario, store: MemoryStore | None = None) -> None:
     """Play a scenario over the store in memory, on virtual time."""
 
     async def play() -> None:
@@ -385,11 +489,17 @@ def play_virtually(scenario: Scenario, store: MemoryStore | None = None) -> None
         runner.run(play())
 
 
+@pytest.fixture(name="play_virtually")
+def _play_virtually() -> Callable[[Scenario, MemoryStore], None]:
+    """Plays a scenario over a given store in memory, on virtual time."""
+    return play_on_virtual_time
+
+
 @pytest.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
 def play(request: pytest.FixtureRequest, fleet: str) -> Play:
     """Plays a scenario: over memory on virtual time, or over a real etcd in real time."""
     if request.param == "memory":
-        return play_virtually
+        return play_on_virtual_time
     server: EtcdServer = request.getfixturevalue("etcd")
 
     async def play_really(scenario: Scenario) -> None:

@@ -80,8 +80,8 @@ def test_a_lost_node_is_fenced_and_replaced_at_once(play: Play) -> None:
         assert fleet.holder(1) == "n4"
         assert fleet.state.nodes[NodeId("n1")].state is NodeState.LOST
         with pytest.raises(Fenced):
-            await victim.submit(
-                e.NodeLeft(node=victim.node, incarnation=victim.session.incarnation)
+            await victim.session.submit(
+                e.NodeLeft(node=victim.node, incarnation=victim.session.incarnation), 0
             )
         assert {item.node for item in await fleet.log.nodes()} == {"n0", "n2", "n3", "n4"}
         assert len(fleet.said(e.NodeLost)) == 1
@@ -111,8 +111,6 @@ def test_a_node_under_a_verdict_is_swapped_swept_and_comes_back(play: Play) -> N
 
     async def scenario(fleet: Fleet) -> None:
         term = await launched(fleet)
-        for node in fleet.nodes.values():
-            node.rounds = healthy_measurements
         term.reconciler.state_events([verdict(fleet, "n2", e.Verdict.DEGRADED)])
         await fleet.until(epoch_is(2), "the planned swap")
         assert fleet.holder(2) == "n4"
@@ -162,7 +160,6 @@ def test_a_node_that_takes_its_key_again_within_the_grace_is_not_lost(play: Play
         await launched(fleet)
         session = fleet.nodes["n1"].session
         await fleet.log.store.revoke(session._keeper.lease)
-        await session.reestablish()
         await anyio.sleep(2.5)
         assert fleet.said(e.LeaseExpired) == []
         assert fleet.state.nodes[NodeId("n1")].state is NodeState.ACTIVE
@@ -176,9 +173,8 @@ def test_a_node_that_leaves_in_good_order_is_gone_not_lost(play: Play) -> None:
     async def scenario(fleet: Fleet) -> None:
         await launched(fleet)
         leaver = fleet.nodes["n4"]
-        await leaver.submit(e.NodeLeft(node=leaver.node, incarnation=leaver.session.incarnation))
-        leaver.kill()
-        await leaver.session.leave()
+        leaver.stop()
+        await leaver.ended.wait()
         await fleet.until(state_is("n4", NodeState.GONE), "n4 is gone")
         await anyio.sleep(2.0)
         assert fleet.said(e.LeaseExpired) == []
@@ -197,7 +193,7 @@ def test_a_second_controller_finishes_what_the_first_began(play: Play) -> None:
         await fleet.until(lambda state: awaited(state) == ("n2",), "only n2 is awaited")
         fleet.kill_controller("c0")
         await fleet.start_controller("c1", KNOBS)
-        await fleet.nodes["n2"].unmute()
+        fleet.nodes["n2"].unmute()
         await fleet.until(epoch_is(2), "the swap")
         assert [event.controller for event in fleet.said(e.LeaderElected)] == ["c0", "c1"]
         assert len(fleet.said(e.TransitionPlanned)) == 2
@@ -233,7 +229,7 @@ def test_a_fact_that_does_not_decode_stays_out_and_holds_up_nobody(play: Play) -
         session = node.session
         session._counter, mark_key = counter, fleet.log._keys.counter(node.node)
         await fleet.log.store.txn((), (Put(mark_key, session._mark),))
-        await node.submit(e.NodeLeft(node=node.node, incarnation=session.incarnation))
+        await session.submit(e.NodeLeft(node=node.node, incarnation=session.incarnation), 0)
         await fleet.until(state_is("n4", NodeState.GONE), "the fact after the corrupt one")
         assert [(how, item.counter) for how, item in passed] == [("set aside", counter)]
         assert [item.raw for item in await fleet.log.inbox()] == [b"\xff no fact"]
@@ -279,22 +275,16 @@ def verdict(fleet: Fleet, node: str, judged: e.Verdict) -> e.VerdictIssued:
     )
 
 
+def still_here(node: ScriptedNode) -> e.WorkerExited:
+    """A fact that a node may state of itself."""
+    return e.WorkerExited(
+        node=node.node, incarnation=node.session.incarnation, job=JOB, reason="test"
+    )
+
+
 def names(event: e.Event, node: str) -> bool:
     """Whether an event is about a node."""
     return getattr(event, "node", "") == node
-
-
-def healthy_measurements(name: str) -> dict[str, float]:
-    """What every healthy node of this fleet measures."""
-    if name == "pair":
-        return {"link_mbps_best": 1000.0, "link_latency_us_p50": 50.0}
-    return {
-        "gemm_gflops_best": 100.0,
-        "gemm_gflops_median": 99.0,
-        "gemm_cv": 0.01,
-        "memory_gbps_best": 20.0,
-        "memory_gbps_median": 19.0,
-    }
 
 
 async def publish_vitals(node: ScriptedNode, factor: float) -> None:

@@ -1,0 +1,319 @@
+"""The shells under random faults on virtual time: never unsafe, and once healed, back to work.
+
+A run draws its faults from one seed: nodes and controllers killed, watches dropped and silenced,
+calls refused, answers lost, nodes drained and given back. At every event the log must be safe; when
+the faults end the fleet must converge: every slot held by a live node that trains, nothing pending,
+the projected keys as the fold asks. A failure prints its seed: `pytest -k 'seed-7'` repeats it.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from controlplane.eventlog import EventLogError
+from controlplane.eventlog.memory import MemoryStore
+from controlplane.lines import line_of
+from controlplane.projection import as_found, everything, project
+from controlplane.verifying import verify_log
+from statemachine import events as e
+from statemachine.evolve import evolve
+from statemachine.ids import JobId, NodeId
+from statemachine.lifecycle import NodeState
+from statemachine.state import FleetState, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from controlplane.term import Term
+    from tests.simulation.conftest import Fleet, Scenario
+
+JOB = JobId("job")
+SEEDS = range(16)
+SEEDS_OF_A_SOAK = range(16, 1000)
+SLOTS = 4
+NODES = 7
+FAULTS = 25
+KNOBS: dict[str, object] = {"launch_patience_s": 5.0, "retry_cooldown_s": 0.5}
+
+
+class Chaos:
+    """One run: a fleet, a seed, and what was hurt so far."""
+
+    def __init__(self, fleet: Fleet, store: MemoryStore, seed: int) -> None:
+        self.fleet = fleet
+        self.story: list[str] = []
+        self._store = store
+        self._random = random.Random(seed)
+        self._controllers = 0
+        self._leading = ""
+        self._term: Term
+
+    async def begin(self) -> None:
+        """Launch the job."""
+        await self.new_controller()
+        for number in range(NODES):
+            await self.fleet.start_node(f"n{number}")
+        await self.fleet.declare(SLOTS, standbys=1)
+        await self.fleet.until(settled, "the launch")
+
+    async def new_controller(self) -> None:
+        """Have the next controller lead."""
+        self._leading = f"c{self._controllers}"
+        self._controllers += 1
+        self._term = await self.fleet.start_controller(self._leading, KNOBS)
+
+    async def hurt(self) -> None:
+        """Do one random harm, then let a random time pass."""
+        harms = (
+            self._kill_node,
+            self._kill_node,
+            self._revive_node,
+            self._revive_node,
+            self._kill_controller,
+            self._drop_watches,
+            self._lose_answers,
+            self._refuse_calls,
+            self._silence,
+            self._drain,
+            self._release,
+            self._expire_lease,
+            self._accuse,
+            self._mute,
+            self._sweep,
+        )
+        harm = self._random.choice(harms)
+        self.story.append(f"{anyio.current_time():8.2f} {harm.__name__}")
+        with suppress(EventLogError):  # an operator's act meets the injected faults, too
+            await harm()
+        await anyio.sleep(self._random.choice((0.0, 0.01, 0.5, 3.0)))
+
+    async def heal(self) -> None:
+        """End all faults: the store answers, somebody leads, every node is up."""
+        faults = self._store.faults
+        faults.refuse_calls = faults.lose_answers = faults.lose_requests = 0
+        faults.black_hole = False
+        self._store.drop_watches()
+        await anyio.sleep(5.0)
+        for name in sorted(self.fleet.nodes):
+            self.fleet.nodes[name].unmute()
+            if self.fleet.nodes[name].ended.is_set():
+                await self.fleet.start_node(name)
+            if self.fleet.state.nodes[NodeId(name)].state is NodeState.DRAINED:
+                await self.fleet.act(e.ReleaseRequested(node=NodeId(name), by="op"))
+
+    # --- harms --------------------------------------------------------------------------------
+
+    def _pick(self, wanted: Callable[[str], bool]) -> str:
+        return self._random.choice([n for n in sorted(self.fleet.nodes) if wanted(n)] or [""])
+
+    def _up(self, name: str) -> bool:
+        return not self.fleet.nodes[name].ended.is_set()
+
+    async def _kill_node(self) -> None:
+        """Kill a node, unless too few would be left that hold the state."""
+        training = [n for n in self.fleet.nodes if self._up(n) and self._trains(n)]
+        victim = self._pick(self._up)
+        if not victim or (victim in training and len(training) < 3):
+            return
+        witnesses = [n for n in training if n != victim]
+        seen_by = self._random.sample(witnesses, self._random.randint(0, len(witnesses)))
+        self.story[-1] += f" {victim} seen by {seen_by}"
+        await self.fleet.kill_node(victim, seen_by=seen_by)
+
+    def _trains(self, name: str) -> bool:
+        record = self.fleet.state.nodes.get(NodeId(name))
+        has_state = self.fleet.nodes[name].worker.has_state
+        return has_state and record is not None and record.state is NodeState.ACTIVE
+
+    async def _revive_node(self) -> None:
+        name = self._pick(lambda n: not self._up(n))
+        if name:
+            self.story[-1] += f" {name}"
+            with anyio.move_on_after(5.0):
+                await self.fleet.start_node(name)
+
+    async def _kill_controller(self) -> None:
+        self.fleet.kill_controller(self._leading)
+        await self.new_controller()
+
+    async def _drop_watches(self) -> None:
+        self._store.drop_watches()
+
+    async def _lose_answers(self) -> None:
+        self._store.faults.lose_answers = self._random.randint(1, 3)
+
+    async def _refuse_calls(self) -> None:
+        self._store.faults.refuse_calls = self._random.randint(1, 20)
+
+    async def _silence(self) -> None:
+        """Let every watch miss for good what happens in the next moments."""
+        self._store.faults.black_hole = True
+        await anyio.sleep(self._random.choice((0.1, 2.0)))
+        self._store.faults.black_hole = False
+
+    async def _drain(self) -> None:
+        await self.fleet.act(e.DrainRequested(node=NodeId(self._pick(self._up) or "n0"), by="op"))
+
+    async def _release(self) -> None:
+        drained = self._pick(lambda n: self.fleet.state.nodes[NodeId(n)].state is NodeState.DRAINED)
+        if drained:
+            await self.fleet.act(e.ReleaseRequested(node=NodeId(drained), by="op"))
+
+    async def _accuse(self) -> None:
+        """Have a node judged degraded; it is swapped, swept and given back."""
+        name = self._pick(self._trains)
+        if name:
+            verdict = e.VerdictIssued(
+                node=NodeId(name),
+                incarnation=self.fleet.incarnation(name),
+                verdict=e.Verdict.DEGRADED,
+                reason="accused at random",
+                job=JOB,
+            )
+            self._term.reconciler.state_events([verdict])
+
+    async def _mute(self) -> None:
+        """Let a training process answer nothing for a while."""
+        node = self.fleet.nodes[self._pick(self._up) or "n0"]
+        worker = node.worker
+        worker.mute = True
+        await anyio.sleep(self._random.choice((0.1, 3.0)))
+        if worker is node.worker:
+            node.unmute()
+
+    async def _sweep(self) -> None:
+        await self.fleet.act(e.SweepAsked(node=NodeId(self._pick(self._up) or "n0"), by="op"))
+
+    async def _expire_lease(self) -> None:
+        """End a live node's lease at the store; the node takes its key again, or is lost."""
+        name = self._pick(self._up)
+        if name:
+            self._store.expire(self.fleet.nodes[name].session._keeper.lease)
+
+
+def settled(state: FleetState) -> bool:
+    """Whether the job runs with every slot held by a live node, and nothing is pending."""
+    job = state.jobs.get(JOB)
+    if job is None or job.epoch == 0 or job.pending is not None or job.vacant:
+        return False
+    held = [state.nodes.get(job.holders[slot]) for slot in job.holders]
+    return len(held) == SLOTS and all(
+        node is not None and node.state is NodeState.ACTIVE for node in held
+    )
+
+
+def assert_safe(before: FleetState, recorded: e.Recorded, after: FleetState) -> None:
+    """What may never happen, whatever was hurt."""
+    old: Job | None = before.jobs.get(JOB)
+    new: Job | None = after.jobs.get(JOB)
+    where = f"position {recorded.position}: {recorded.event}"
+    if old is not None and new is not None:
+        assert new.epoch - old.epoch in (0, 1), f"epochs increase by one; {where}"
+        if new.epoch > old.epoch:
+            assert isinstance(recorded.event, e.TransitionCommitted), where
+            assert old.pending is not None, where
+            assert set(old.pending.plan.required) <= set(old.pending.prepared), where
+        holders = [new.holders[slot] for slot in new.holders]
+        assert len(set(holders)) == len(holders), f"a node holds two slots; {where}"
+    event = recorded.event
+    if isinstance(event, e.TransitionPlanned):
+        for change in event.changes:
+            assert not before.nodes[change.joiner].quarantine, f"quarantined joiner; {where}"
+
+
+async def assert_projected(fleet: Fleet) -> None:
+    """The keys that agents watch say what the fold asks for."""
+    standing = as_found(await fleet.log.desired_all(), await fleet.log.orders_all())
+    _, missing = project(standing, fleet.state, everything(fleet.state))
+    assert missing.desired == (), [job for job, _ in missing.desired]
+    assert missing.orders == (), [node for node, _ in missing.orders]
+
+
+def chaos(seed: int, store: MemoryStore) -> Scenario:
+    """The scenario of a seed."""
+
+    async def scenario(fleet: Fleet) -> None:
+        run = Chaos(fleet, store, seed)
+        fleet.rejoins = True
+        try:
+            await run.begin()
+            for _ in range(FAULTS):
+                await run.hurt()
+            await run.heal()
+            await fleet.until(settled, "convergence", within_s=120.0)
+            await fleet.until(lambda _: trains(fleet), "every holder trains", within_s=30.0)
+            await fleet.until(quiet, "rest", within_s=120.0)
+            await anyio.sleep(1.0)
+            await assert_projected(fleet)
+            assert (await verify_log(fleet.log)).entries == fleet.state.position
+        except BaseException:
+            print(f"seed {seed}:", *run.story, sep="\n  ")
+            raise
+        state = FleetState()
+        for recorded in fleet.recorded:
+            before, state = state, evolve(state, recorded)
+            assert_safe(before, recorded, state)
+
+    return scenario
+
+
+def trains(fleet: Fleet) -> bool:
+    """Whether the training process of every holder has the state of the job."""
+    job = fleet.state.jobs[JOB]
+    return all(fleet.nodes[job.holders[slot]].worker.has_state for slot in job.holders)
+
+
+def quiet(state: FleetState) -> bool:
+    """Whether nothing is going on any more."""
+    busy = (
+        NodeState.JOINING,
+        NodeState.WARMING,
+        NodeState.LEAVING,
+        NodeState.QUARANTINED,
+        NodeState.SWEEPING,
+    )
+    return settled(state) and not any(node.state in busy for node in state.nodes.values())
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: f"seed-{seed}")
+def test_a_fleet_survives_what_a_seed_does_to_it(
+    seed: int, play_virtually: Callable[[Scenario, MemoryStore], None]
+) -> None:
+    """Safe at every event, and at work again once the faults end."""
+    store = MemoryStore()
+    play_virtually(chaos(seed, store), store)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", SEEDS_OF_A_SOAK, ids=lambda seed: f"seed-{seed}")
+def test_a_fleet_survives_many_seeds(
+    seed: int, play_virtually: Callable[[Scenario, MemoryStore], None]
+) -> None:
+    """The same, for longer than a developer waits."""
+    store = MemoryStore()
+    play_virtually(chaos(seed, store), store)
+
+
+def test_the_same_seed_tells_the_same_story(
+    play_virtually: Callable[[Scenario, MemoryStore], None],
+) -> None:
+    """Two runs of a seed write the same log, time stamps included."""
+
+    def told() -> list[str]:
+        lines: list[str] = []
+        store = MemoryStore()
+
+        async def scenario(fleet: Fleet) -> None:
+            await chaos(3, store)(fleet)
+            lines.extend(line_of(recorded) for recorded in fleet.recorded)
+
+        play_virtually(scenario, store)
+        return lines
+
+    first, second = told(), told()
+    assert first == second
