@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
+from worker.faultpoints import reach
 from worker.groups.bulk import BulkStream
 from worker.groups.port import Waits
 from worker.groups.wakeup import WakeUp
@@ -73,15 +74,18 @@ class Exchange:
         waited_s = 0.0
         blocked: dict[Lane, Want] = dict.fromkeys([*background, *lanes], MORE)
         ready: dict[int, int] = {}
+        reach("exchange.begin")
         while any(lane in blocked for lane in lanes):
             if self._is_broken():
                 raise Interrupted
             if not self._turn(blocked, ready):
                 before = time.monotonic()
+                reach("exchange.waiting")
                 ready = self._wait(list(blocked.values()))
                 waited_s += time.monotonic() - before
             else:
                 ready = {}
+        reach("exchange.end")
         waits = self.waits
         waits.operations += 1
         waits.wait_s += waited_s

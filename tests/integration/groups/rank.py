@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
@@ -37,6 +38,7 @@ from worker.groups.port import (
     PrepareRefused,
     ReduceOp,
 )
+from worker.groups.rebuild import RebuildBackend
 from worker.groups.registry import publish, withdraw
 
 SECRET: Final = b"only for tests, never for a fleet"
@@ -112,6 +114,11 @@ class Rank:
 
         backend = DeltaBackend(name, self.endpoint, reset, op_timeout_s)
         self.groups[name] = ManagedGroup(name, size, backend)
+
+    def make_rebuilt(self, name: str, size: int, port: int) -> None:
+        """Create a managed group over gloo, with a client of the store at `port`."""
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        self.groups[name] = ManagedGroup(name, size, RebuildBackend(name, store, 30.0))
 
     def prepare(self, plan: GroupPlan, deadline_s: float = 5.0) -> dict[str, Any]:
         """Prepare a plan on a background thread, as the agent's side does."""
