@@ -20,6 +20,7 @@ from statemachine.events import Motive, Report
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, TransitionId
 from statemachine.layout import Layout
 from worker.channel import Channel, ChannelClosed
+from worker.faultpoints import reach
 from worker.groups.managed import ManagedGroup
 from worker.groups.port import Cause, CauseKind, PrepareRefused
 from worker.seat import Seat, seat_of
@@ -103,6 +104,7 @@ class Control:
             self._parked, self._parked_at_s = report, time.monotonic()
             self._say_parked()
             self._answer()
+            reach("parked")
             try:
                 self.changed.wait_for(lambda: self.gone or self._next(holds_slot) is not None)
             finally:
@@ -210,6 +212,7 @@ class Control:
         opened = 0
         deadline_s = max(0.1, message.deadline_at_ms / 1000 - time.time())
         unplanned = message.motive is not Motive.PLANNED
+        reach("prepare.begin")
         try:
             kinds = _kinds_to_build(seat, self.seat(), everything=unplanned)
             for kind in kinds:
@@ -223,6 +226,7 @@ class Control:
                 )
             )
             return
+        reach("prepare.linked")
         with self.changed:
             found = self._preparation
             if found is None or found.message.transition != message.transition:

@@ -17,6 +17,7 @@ from typing import Final
 from statemachine import messages as m
 from statemachine.ids import Incarnation, JobId, NodeId, TransitionId
 from statemachine.topology import Holder
+from worker.faultpoints import reach
 from worker.state import TrainingState
 from worker.transfer import (
     ImageHeader,
@@ -66,6 +67,8 @@ class Handover:
         for joiner in joiners:
             party = Party(joiner.node, joiner.incarnation)
             self._offers.append(self._server.offer(transition, party, image))
+        if joiners:
+            reach("transfer.offered")
 
     def finish_serving(self, interrupt: threading.Event | None = None) -> bool:
         """Wait until every joiner has what it was offered; False if `interrupt` came first."""
@@ -100,6 +103,7 @@ class Handover:
             step = header.meta["stamp"]["step"]
             if order.resume_step not in (-1, step):
                 raise ImageRefused(f"state before step {step}, wanted {order.resume_step}")
+            reach("transfer.receiving")
             return state.receiver(header)
 
         sources = [

@@ -31,6 +31,7 @@ from statemachine.ids import Epoch, Role, Slot, TransitionId
 from worker.channel import Channel, WorkerChannel
 from worker.control import Control, Order
 from worker.diary import Diary
+from worker.faultpoints import STEP_BEGIN, listen, reach
 from worker.faults import SlowCompute
 from worker.groups.delta import DeltaBackend
 from worker.groups.links import LinkEndpoint
@@ -110,6 +111,7 @@ class Run:
     """This process's part in a job. Made by `join`."""
 
     def __init__(self, channel: Channel, hello: m.Hello) -> None:
+        listen()
         self.node, self.incarnation = hello.node, hello.incarnation
         self.declared = hello.declared
         self.job = hello.declared.job
@@ -226,6 +228,7 @@ class Run:
         seed_step(self.seed, step.index, self._seat.rank)
         self._state.snapshot_volatile()
         self._pulse.begin_step()
+        reach(STEP_BEGIN)
         yield step
         if not step.voted:
             raise RuntimeError(
@@ -266,6 +269,7 @@ class Run:
             )
         if self._pulse.due():
             self._channel.send(m.Window(vitals=self._vitals()))
+        reach("step.committed")
 
     def _vitals(self) -> Any:
         assert self._seat is not None
@@ -279,11 +283,13 @@ class Run:
         if step.rehearsal:
             return ok
         self._slow.burn(self._pulse.work_so_far_s())
+        reach("vote.before")
         sound = not any(group.broken for group in self._groups.values())
         values = [int(sound), int(ok), self._control.committed()]
         for group in self._groups.values():
             if group.attached:
                 values = group.vote(values) or [0, 0, 0]
+        reach("vote.after")
         if values[0] == 1:
             step.switch_to = TransitionId(values[2])
             if values[1]:
@@ -362,10 +368,12 @@ class Run:
             self._next = order.resume_step
         self._has_state = True
         began_s = time.perf_counter()
+        reach("switch.before")
         before, self._seat = self._seat, seat
         everything = order.motive is not Motive.PLANNED
         for kind in seat.plans if everything else seat.changed_kinds(before):
             self._groups[kind].switch(seat.plans[kind])
+            reach("switch.between")
         phases["switch"] = (time.perf_counter() - began_s) * 1000
         self._pulse.drop()
         self._channel.send(
@@ -378,6 +386,7 @@ class Run:
                 bytes_received=received,
             )
         )
+        reach("switch.after")
 
     def _leave(self) -> None:
         self._seat = None
