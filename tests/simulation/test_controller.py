@@ -20,7 +20,9 @@ from statemachine.vitals import CPU_MS, STEP_MS, WAIT_MS, WORK_MS, Vitals, encod
 if TYPE_CHECKING:
     from controlplane.term import Term
     from statemachine.state import FleetState
-    from tests.simulation.conftest import Condition, Fleet, Play, ScriptedNode
+    from tests.simulation.agents import ScriptedNode
+    from tests.simulation.conftest import Play
+    from tests.simulation.fleet import Condition, Fleet
 
 JOB = JobId("job")
 KNOBS: dict[str, object] = {"launch_patience_s": 5.0, "retry_cooldown_s": 0.1}

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from controlplane.term import Term
-    from tests.simulation.conftest import Fleet, Scenario
+    from tests.simulation.conftest import Scenario
+    from tests.simulation.fleet import Fleet
 
 JOB = JobId("job")
 SEEDS = range(16)

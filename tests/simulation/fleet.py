@@ -1,0 +1,120 @@
+"""A fleet in one process: controllers and nodes over one log, and the log folded as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from controlplane.eventlog import Deposed, EventLog
+from controlplane.term import Term
+from statemachine import events as e
+from statemachine.evolve import evolve
+from statemachine.ids import Incarnation, NodeId, Slot
+from statemachine.state import FleetState
+from tests.simulation.agents import JOB, TTL_S, ScriptedNode
+
+WAIT_S = 20.0
+E = TypeVar("E", bound=e.Event)
+Condition = Callable[[FleetState], bool]
+
+
+class Fleet:
+    """Nodes and controllers over one store."""
+
+    def __init__(self, log: EventLog, group: TaskGroup, clock_ms: Callable[[], int]) -> None:
+        self.log = log
+        self.clock_ms = clock_ms
+        self.rejoins = False
+        """Whether nodes that were fenced join anew."""
+        self.nodes: dict[str, ScriptedNode] = {}
+        self.state = FleetState()
+        self.recorded: list[e.Recorded] = []
+        self._group = group
+        self._scopes: dict[str, anyio.CancelScope] = {}
+        self._grown = anyio.Event()
+        self._ports = iter(range(1, 10_000, 2))
+
+    # --- controllers --------------------------------------------------------------------------
+
+    async def start_controller(self, name: str, knobs: dict[str, object] | None = None) -> Term:
+        """Have a controller campaign and lead; returns once it leads."""
+        leadership = await self.log.campaign(name, TTL_S)
+        term = Term(self.log, leadership, clock_ms=self.clock_ms, knobs=knobs)
+        scope = self._scopes[name] = anyio.CancelScope()
+
+        async def lead() -> None:
+            with scope:
+                try:
+                    await term.run()
+                except* Deposed:
+                    pass
+
+        self._group.start_soon(lead)
+        await term.leading.wait()
+        return term
+
+    def kill_controller(self, name: str) -> None:
+        """End a controller at once; its leadership stays until its lease ends."""
+        self._scopes.pop(name).cancel()
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    async def start_node(self, name: str) -> ScriptedNode:
+        """Have a node join; returns once it did."""
+        node = ScriptedNode(self.log, NodeId(name), next(self._ports), rejoins=self.rejoins)
+        self.nodes[name] = node
+        self._group.start_soon(node.run)
+        await node.joined.wait()
+        return node
+
+    async def kill_node(self, name: str, *, seen_by: Sequence[str]) -> ScriptedNode:
+        """Kill a node; the peers named see their links reset."""
+        victim = self.nodes[name]
+        victim.kill()
+        await victim.ended.wait()
+        for peer in seen_by:
+            self.nodes[peer].saw_reset(victim)
+        return victim
+
+    async def declare(self, slots: int, standbys: int = 0) -> None:
+        """Declare the job."""
+        await self.act(e.JobDeclared(job=JOB, axes={"dp": slots}, standbys=standbys))
+
+    async def act(self, event: e.AnyEvent) -> None:
+        """State an operator's act."""
+        await self.log.submit_operator("op", event, self.clock_ms())
+
+    # --- what the log says --------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Fold the log as it grows, until cancelled."""
+        async with self.log.follow() as entries:
+            async for recorded in entries:
+                self.recorded.append(recorded)
+                self.state = evolve(self.state, recorded)
+                self._grown.set()
+
+    async def until(self, condition: Condition, what: str, within_s: float = WAIT_S) -> FleetState:
+        """Wait until the folded log fulfils a condition."""
+        with anyio.move_on_after(within_s):
+            while not condition(self.state):
+                self._grown = anyio.Event()
+                await self._grown.wait()
+            return self.state
+        story = "\n".join(f"{r.position} {r.event}" for r in self.recorded)
+        raise AssertionError(f"not within {within_s} s: {what}; the log:\n{story}")
+
+    def said(self, kind: type[E]) -> list[E]:
+        """Events of one kind, in order."""
+        return [r.event for r in self.recorded if isinstance(r.event, kind)]
+
+    def holder(self, slot: int) -> str:
+        """Who holds a slot by the fold."""
+        return self.state.jobs[JOB].holders[Slot(slot)]
+
+    def incarnation(self, name: str) -> Incarnation:
+        """The incarnation of a node by the fold."""
+        return self.state.nodes[NodeId(name)].incarnation
