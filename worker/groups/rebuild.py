@@ -260,9 +260,11 @@ class RebuildBackend:
         try:
             work.wait(SLICE)
         except RuntimeError as error:
-            if not work.is_completed() and "timed out" in str(error).lower():
+            if "timed out" not in str(error).lower():
+                raise
+            if not work.is_completed():
                 return False
-            raise
+            work.wait()  # it ended right after the slice did: well, or with an error of its own
         return True
 
     def _in_place(self, tensor: Tensor, start: Callable[[Any, Tensor], Any]) -> bool:
