@@ -7,14 +7,18 @@ controller fails at the store.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
+
 import anyio
 
 from controlplane.config import Settings
 from controlplane.errors import LeaderPresent
-from controlplane.eventlog import EventLog, Leadership
+from controlplane.eventlog import Entry, EventLog, EventLogError, Leadership
 from controlplane.projection import as_found
 from controlplane.turn import Counters, Ledger, count
 from statemachine.evolve import evolve
+from statemachine.ids import Position
 from statemachine.state import FleetState
 
 NO_WAIT_S = 2.0
@@ -48,19 +52,37 @@ async def _refuse_if_led(log: EventLog, settings: Settings) -> None:
         )
 
 
-async def take_over(log: EventLog) -> Ledger:
-    """Fold the whole log, and look at what the projected keys say.
+class Preview:
+    """The log folded while this controller stands by, so that taking over costs what is new."""
 
-    Raises:
-        LogCorrupt: a position is missing or does not decode.
-        StoreUnavailable.
-    """
-    state = FleetState()
-    counters: Counters = Ledger().counters
-    async for pages in log.read_entries():
-        for entry in pages:
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self.state = FleetState()
+        self.counters: Counters = Ledger().counters
+
+    def _take(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
             recorded = entry.recorded()
-            state = evolve(state, recorded)
-            counters = count(counters, recorded.writer, recorded.incarnation, recorded.counter)
-    projected = as_found(await log.desired_all(), await log.orders_all())
-    return Ledger(state=state, counters=counters, projected=projected)
+            self.state = evolve(self.state, recorded)
+            self.counters = count(
+                self.counters, recorded.writer, recorded.incarnation, recorded.counter
+            )
+
+    async def follow(self) -> None:
+        """Fold as the log grows, until cancelled; a damaged log is left to the takeover to tell."""
+        with suppress(EventLogError):
+            async with self._log.follow(Position(self.state.position + 1)) as follower:
+                while True:
+                    self._take(await follower.next_batch())
+
+    async def complete(self) -> Ledger:
+        """Fold the rest, and look at what the projected keys say; for a leader only.
+
+        Raises:
+            LogCorrupt: a position is missing or does not decode.
+            StoreUnavailable.
+        """
+        async for entries in self._log.read_entries(Position(self.state.position + 1)):
+            self._take(entries)
+        projected = as_found(await self._log.desired_all(), await self._log.orders_all())
+        return Ledger(state=self.state, counters=self.counters, projected=projected)

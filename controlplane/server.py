@@ -24,7 +24,8 @@ from controlplane.eventlog import (
     open_store,
 )
 from controlplane.eventlog.versions import judge_version
-from controlplane.leadership import win
+from controlplane.eventlog.view import running
+from controlplane.leadership import Preview, win
 from controlplane.term import Term
 
 OPEN_S = 3.0
@@ -92,26 +93,30 @@ async def _warn_of_version(log: EventLog, settings: Settings) -> None:
 
 async def lead_again_and_again(log: EventLog, settings: Settings, *, wait: bool) -> None:
     """Campaign, lead, be deposed, campaign again; without end."""
+    preview = Preview(log)
     while True:
         if wait:
             journal.note("campaigning", controller=settings.controller, fleet=settings.fleet)
         try:
-            leadership = await win(log, settings, wait=wait)
+            async with running(preview.follow):
+                leadership = await win(log, settings, wait=wait)
         except (Retry, OutcomeUnknown) as error:
             journal.warn("the campaign goes on", why=error)
             await anyio.sleep(PAUSE_S)
             continue
         journal.note("leading", controller=settings.controller, term=leadership.term)
         try:
-            await _lead(log, leadership, settings)
+            await _lead(log, leadership, settings, preview)
         except* (Deposed, HeadMoved, Retry) as over:
             journal.warn("the term is over", term=leadership.term, why=_first_of(over))
         wait = True
 
 
-async def _lead(log: EventLog, leadership: Leadership, settings: Settings) -> None:
+async def _lead(
+    log: EventLog, leadership: Leadership, settings: Settings, preview: Preview
+) -> None:
     try:
-        await Term(log, leadership, knobs=settings.knobs).run()
+        await Term(log, leadership, knobs=settings.knobs, preview=preview).run()
     finally:
         with anyio.move_on_after(RESIGN_S, shield=True), suppress(EventLogError):
             await leadership.resign()

@@ -15,7 +15,7 @@ import anyio
 from controlplane import journal
 from controlplane.eventlog import EventLog, Leadership
 from controlplane.health.collector import Collector
-from controlplane.leadership import take_over
+from controlplane.leadership import Preview
 from controlplane.lines import words_of
 from controlplane.membership import Membership
 from controlplane.projection import everything
@@ -34,7 +34,8 @@ def unix_ms() -> int:
 class Term:
     """What a controller does from winning the leadership until losing it.
 
-    `knobs` are those of the policy that this controller shall bring about, None for the log's.
+    `knobs` are those of the policy that this controller shall bring about, None for the log's;
+    `preview` is what it folded while it stood by.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Term:
         *,
         clock_ms: Callable[[], int] = unix_ms,
         knobs: dict[str, object] | None = None,
+        preview: Preview | None = None,
     ) -> None:
         self.leading = anyio.Event()
         """Set once the log is folded and the first turn is about to be taken."""
@@ -53,6 +55,7 @@ class Term:
         self._leadership = leadership
         self._clock_ms = clock_ms
         self._knobs = knobs
+        self._preview = preview if preview is not None else Preview(log)
 
     async def run(self) -> NoReturn:
         """Lead until the term is over.
@@ -63,7 +66,7 @@ class Term:
         """
         async with anyio.create_task_group() as group:
             group.start_soon(self._leadership.run_renewal)
-            ledger = await take_over(self._log)
+            ledger = await self._preview.complete()
             membership = self._assemble(ledger)
             async with (
                 self._log.watch_inbox() as inbox,

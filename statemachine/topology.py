@@ -30,8 +30,8 @@ class Holder(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Pending(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The pending transition as its members must see it.
 
-    `members` hold the slots at `to_epoch`; `leavers` held one and give it away; `lost` are those
-    whose groups must be abandoned now.
+    `members` hold the slots at `to_epoch`; `leavers` held one and give it away. Who has answered so
+    far is not in here: the key would be written, and wake every member, once per answer.
     """
 
     transition: TransitionId
@@ -44,7 +44,6 @@ class Pending(Struct, frozen=True, kw_only=True, omit_defaults=True):
     leavers: tuple[Holder, ...]
     deadline_at_ms: int
     reason: str
-    awaited: tuple[NodeId, ...] = ()
     resume_step: int = -1
     apply: tuple[Slot, ...] = ()
     handovers: tuple[e.Handover, ...] = ()
@@ -144,7 +143,6 @@ def _pending(state: FleetState, job: Job, transition: Transition) -> Pending:
         leavers=_holders(state, leavers),
         deadline_at_ms=commit.deadline_at_ms if commit is not None else plan.deadline_at_ms,
         reason=plan.reason,
-        awaited=transition.awaited(),
         resume_step=commit.resume_step if commit is not None else -1,
         apply=commit.apply if commit is not None else (),
         handovers=commit.handovers if commit is not None else (),
