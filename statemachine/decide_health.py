@@ -7,7 +7,7 @@ from statemachine.ids import NodeId, SweepId
 from statemachine.lifecycle import NodeState
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Node, Sweep
-from statemachine.sweep import baseline_of, judge_sweep, should_retire
+from statemachine.sweep import PAIR, REFERENCE, SOLO, baseline_of, judge_sweep, should_retire
 
 
 def _unsettled(state: FleetState) -> list[Node]:
@@ -106,7 +106,7 @@ def _request(
     *,
     reason: str,
 ) -> e.SweepRequested:
-    rounds = ("solo", "reference", "pair") if partner is not None else ("solo",)
+    rounds = (SOLO, REFERENCE, PAIR) if partner is not None else (SOLO,)
     return e.SweepRequested(
         sweep=SweepId(state.last_sweep + 1),
         node=node.node,
@@ -121,27 +121,37 @@ def _request(
 
 
 def judge_sweeps(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
-    """Close every sweep whose rounds are in, whose node is gone, or whose deadline is over."""
+    """Close every sweep whose rounds are in, or those alone of a node that failed them; whose node
+    is gone, or whose deadline is over.
+    """
     for number in sorted(state.sweeps):
         sweep = state.sweeps[number]
         request = sweep.request
         node = state.current(request.node, request.incarnation)
-        done = {finished.round for finished in sweep.rounds}
-        over = now_ms >= request.deadline_at_ms
-        if node is not None and not over and not done.issuperset(request.rounds):
-            continue
-        return _judge(state, sweep, node, now_ms, policy)
+        over = node is None or now_ms >= request.deadline_at_ms or not sweep.open_rounds()
+        if over or (sweep.is_alone_done() and _judged(state, sweep, node, policy)[0] is _FAILED):
+            return _judge(state, sweep, node, now_ms, policy)
     return None
+
+
+_FAILED = e.SweepOutcome.FAILED
+
+
+def _judged(
+    state: FleetState, sweep: Sweep, node: Node | None, policy: Policy
+) -> tuple[e.SweepOutcome, str]:
+    """Outcome and reason by the rounds that are in."""
+    reference = [r.measurements for r in sweep.rounds if r.round == REFERENCE and not r.failure]
+    history = state.reference.get(node.hardware) if node is not None else None
+    baseline = baseline_of((*(history or ()), *reference))
+    return judge_sweep(sweep.request, sweep.rounds, baseline, policy.sweep)
 
 
 def _judge(
     state: FleetState, sweep: Sweep, node: Node | None, now_ms: int, policy: Policy
 ) -> Decision:
     request = sweep.request
-    reference = [r.measurements for r in sweep.rounds if r.round == "reference" and not r.failure]
-    history = state.reference.get(node.hardware) if node is not None else None
-    baseline = baseline_of((*(history or ()), *reference))
-    outcome, reason = judge_sweep(request, sweep.rounds, baseline, policy.sweep)
+    outcome, reason = _judged(state, sweep, node, policy)
     if node is None:
         outcome, reason = e.SweepOutcome.INCONCLUSIVE, "the node went away"
     finished = e.SweepFinished(
@@ -163,7 +173,7 @@ def _after_sweep(
     if finished.outcome is e.SweepOutcome.PASSED:
         numbers: dict[str, float] = {}
         for finished_round in sweep.rounds:
-            if finished_round.round != "reference":
+            if finished_round.round != REFERENCE:
                 numbers.update(finished_round.measurements)
         return e.CertificateIssued(
             sweep=finished.sweep,

@@ -38,6 +38,7 @@ from statemachine.ids import (
 from statemachine.layout import Layout
 from statemachine.lifecycle import NodeState, Phase, Warmth
 from statemachine.policy import Policy
+from statemachine.sweep import TOGETHER
 
 __all__ = ["FleetState", "Job", "Node", "Rehearsal", "Sweep", "Transition", "replace"]
 
@@ -171,6 +172,15 @@ class Sweep(Struct, frozen=True, kw_only=True):
     position: Position
     started_at_ms: int
     rounds: tuple[SweepRoundFinished, ...] = ()
+
+    def open_rounds(self) -> tuple[str, ...]:
+        """Rounds that are not finished, in the order of the request."""
+        done = {finished.round for finished in self.rounds}
+        return tuple(name for name in self.request.rounds if name not in done)
+
+    def is_alone_done(self) -> bool:
+        """Whether the node, and its partner as a reference, were measured each alone."""
+        return not set(self.open_rounds()).difference(TOGETHER)
 
 
 class FleetState(Struct, frozen=True, kw_only=True):

@@ -34,6 +34,10 @@ PAIR: Final = "pair"
 THIRD: Final = "third"
 """The link between the node and a third party, when the pair was slow."""
 
+TOGETHER: Final = (PAIR, THIRD)
+"""Rounds between two nodes; they begin when each was measured alone, so that neither round
+disturbs the other, and are left out for a node that has failed alone."""
+
 
 class Better(StrEnum):
     """Which way a measurement improves."""
@@ -250,7 +254,7 @@ def _blames(name: str, judged: Mapping[str, RoundJudgement]) -> bool:
     """Tell whether a round that failed is the node's own fault."""
     if judged[name].outcome is not SweepOutcome.FAILED:
         return False
-    if name in (PAIR, THIRD):  # a link has two ends
+    if name in TOGETHER:  # a link has two ends
         return all(
             end in judged and judged[end].outcome is SweepOutcome.FAILED for end in (PAIR, THIRD)
         )

@@ -14,6 +14,7 @@ from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot, TransitionId
 from statemachine.lifecycle import NodeState, Phase, Warmth
 from statemachine.state import FleetState, Job, Node, Transition
+from statemachine.sweep import REFERENCE, TOGETHER
 
 
 class Holder(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -187,19 +188,19 @@ def orders_of(state: FleetState, node: Node) -> Orders:
 
 
 def _sweep_part(state: FleetState, node: Node) -> tuple[e.SweepRequested | None, tuple[str, ...]]:
+    """The sweep that a node takes part in, and the rounds that it shall measure now."""
     for number in sorted(state.sweeps):
         sweep = state.sweeps[number]
-        done = {finished.round for finished in sweep.rounds}
-        as_partner = [r for r in sweep.request.rounds if r.startswith("reference")]
+        still_open = sweep.open_rounds()
         if sweep.request.node == node.node:
-            mine = [r for r in sweep.request.rounds if r not in as_partner]
+            later = () if sweep.is_alone_done() else TOGETHER
+            mine = tuple(r for r in still_open if r != REFERENCE and r not in later)
         elif sweep.request.partner == node.node:
-            mine = as_partner
+            mine = tuple(r for r in still_open if r == REFERENCE)
         else:
             continue
-        open_rounds = tuple(r for r in mine if r not in done)
-        if open_rounds:
-            return sweep.request, open_rounds
+        if mine:
+            return sweep.request, mine
     return None, ()
 
 

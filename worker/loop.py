@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -419,7 +420,7 @@ class Run:
     def _rehearse(self, order: m.Rehearse) -> Iterator[Step]:
         slots = (Slot(s) for s in range(self.layout.slot_count))
         self._rehearsed_slot = next(s for s in slots if self.layout.role_of(s) == order.role)
-        rehearsal = Rehearsal(order, self._digest())
+        rehearsal = Rehearsal(order, self._digest)
         try:
             with self._state.sandboxed():
                 for index in range(REHEARSAL_STEPS):
@@ -445,13 +446,18 @@ class Run:
                 host=self._endpoint.address[0],
                 port=self._endpoint.address[1],
                 transfer_port=self._handover.port,
-                digest=self._digest(),
+                digest=self._digest,
                 state_bytes=image.nbytes,
             )
         )
 
+    @cached_property
     def _digest(self) -> str:
-        """What a rehearsal is good for: code, arguments, layout, versions, shapes of the state."""
+        """What a rehearsal is good for: code, arguments, layout, versions, shapes of the state.
+
+        Told once per process: an optimizer that has stepped has more state than it began with, and
+        is the same code all the same.
+        """
         found = hashlib.sha256()
         script = Path(sys.argv[0])
         found.update(script.read_bytes() if script.is_file() else b"")
