@@ -19,6 +19,7 @@ from controlplane.eventlog import (
     EventLogError,
     HeadMoved,
     Leadership,
+    NoSpace,
     OutcomeUnknown,
     Retry,
     open_store,
@@ -67,7 +68,7 @@ async def run_controller(settings: Settings, *, wait: bool = True) -> None:
 
     Raises:
         LeaderPresent: `wait` is false, and another controller leads.
-        StoreAbsent, UnsupportedServer, LogCorrupt, InvariantBroken, NoSpace, PermissionDenied.
+        StoreAbsent, UnsupportedServer, LogCorrupt, InvariantBroken, PermissionDenied.
     """
     async with opened(settings) as log, anyio.create_task_group() as group:
         group.start_soon(_until_signalled, group.cancel_scope)
@@ -92,7 +93,11 @@ async def _warn_of_version(log: EventLog, settings: Settings) -> None:
 
 
 async def lead_again_and_again(log: EventLog, settings: Settings, *, wait: bool) -> None:
-    """Campaign, lead, be deposed, campaign again; without end."""
+    """Campaign, lead, be deposed, campaign again; without end.
+
+    A store that is away or full ends a term, not the controller: training goes on meanwhile, and
+    whoever brings the store back should not have to think of us.
+    """
     preview = Preview(log)
     while True:
         if wait:
@@ -100,14 +105,14 @@ async def lead_again_and_again(log: EventLog, settings: Settings, *, wait: bool)
         try:
             async with running(preview.follow):
                 leadership = await win(log, settings, wait=wait)
-        except (Retry, OutcomeUnknown) as error:
+        except (Retry, OutcomeUnknown, NoSpace) as error:
             journal.warn("the campaign goes on", why=error)
             await anyio.sleep(PAUSE_S)
             continue
         journal.note("leading", controller=settings.controller, term=leadership.term)
         try:
             await _lead(log, leadership, settings, preview)
-        except* (Deposed, HeadMoved, Retry) as over:
+        except* (Deposed, HeadMoved, Retry, NoSpace) as over:
             journal.warn("the term is over", term=leadership.term, why=_first_of(over))
         wait = True
 

@@ -5,23 +5,30 @@ Each scenario plays over the store in memory on virtual time, and over a real et
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from controlplane.eventlog import Batch, Deposed, Fenced
+from controlplane.config import Settings
+from controlplane.eventlog import Batch, Deposed, Fenced, NoSpace
+from controlplane.eventlog.memory import MemoryStore
 from controlplane.eventlog.store import Put
+from controlplane.server import lead_again_and_again
 from statemachine import events as e
 from statemachine.ids import Epoch, JobId, NodeId, Role, Slot
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.vitals import CPU_MS, STEP_MS, WAIT_MS, WORK_MS, Vitals, encode_vitals, summarise
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from controlplane.term import Term
     from statemachine.state import FleetState
     from tests.simulation.agents import ScriptedNode
-    from tests.simulation.conftest import Play
+    from tests.simulation.conftest import Play, Scenario
     from tests.simulation.fleet import Condition, Fleet
 
 JOB = JobId("job")
@@ -252,6 +259,33 @@ def test_a_controller_brings_about_the_policy_it_is_configured_with(play: Play) 
         assert len(fleet.said(e.PolicyChanged)) == 1
 
     play(scenario)
+
+
+def test_a_full_store_ends_a_term_and_not_the_controller(
+    play_virtually: Callable[[Scenario, MemoryStore], None],
+) -> None:
+    """Once somebody made room it leads again, and what waited enters the log."""
+    store = MemoryStore()
+
+    async def scenario(fleet: Fleet) -> None:
+        settings = Settings(controller="c0", fleet=fleet.log.fleet)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(lead_again_and_again, fleet.log, settings, wait=True))
+            await fleet.until(lambda state: state.controller == "c0", "c0 leads")
+            await fleet.act(e.DecisionsPaused(by="op"))
+            await fleet.until(lambda state: state.paused_by == "op", "the act")
+            store.faults.full = True
+            with suppress(NoSpace):
+                await fleet.act(e.DecisionsResumed(by="op"))
+            await fleet.log.store.revoke(1)
+            await anyio.sleep(60.0)
+            store.faults.full = False
+            await fleet.act(e.DecisionsResumed(by="op"))
+            await fleet.until(lambda state: not state.paused_by, "the next act", within_s=60.0)
+            group.cancel_scope.cancel()
+        assert len(fleet.said(e.LeaderElected)) == 2
+
+    play_virtually(scenario, store)
 
 
 # --- means ------------------------------------------------------------------------------------

@@ -150,3 +150,29 @@ def test_a_followed_log_prints_what_comes(
     finally:
         tail.kill()
         tail.communicate()
+
+
+def test_a_watched_picture_is_shown_anew_when_something_happens(
+    controllers: Controllers, run: Run, environment: dict[str, str]
+) -> None:
+    """`status --watch` into a pipe: one picture below the other, until Ctrl-C."""
+    controllers.start("c0")
+    controllers.wait_for("c0", "LeaderElected")
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "controlplane", "status", "--watch"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watch.stdout is not None
+    try:
+        assert "led by c0" in watch.stdout.readline()
+        assert run("pause", "--as", "ada").returncode == 0
+        assert any("PAUSED by ada" in line for line in watch.stdout)
+        watch.send_signal(signal.SIGINT)
+        _, complaints = watch.communicate(timeout=5)
+        assert (watch.returncode, complaints.strip()) == (130, "")
+    finally:
+        watch.kill()
+        watch.communicate()
