@@ -237,14 +237,14 @@ class LinkedGroup:
             self._prepared.clear()
             self._release(set(), self.plan.transition if self.plan else 0)
 
-    def link_reset(self, link: Link) -> None:
-        """The peer's process ended: report it, and break if it is in the plan in force."""
+    def link_ended(self, link: Link, *, died: bool) -> None:
+        """A link is over: break if its peer is in the plan in force, report it if it died."""
         view = self._view
         index = view.index_of(link) if view is not None else None
         if view is not None and index is not None:
-            self.abort(Cause(CauseKind.PEER_RESET, index, str(view.plan.members[index])))
+            self.abort(Cause(end_kind(link), index, str(view.plan.members[index])))
         identity = (link.key.node, link.key.incarnation)
-        if self._on_peer_reset is None or identity in self._accused:
+        if not died or self._on_peer_reset is None or identity in self._accused:
             return
         self._accused.add(identity)
         self._on_peer_reset(self._member(identity), self.name)

@@ -45,7 +45,8 @@ class LinkKey(NamedTuple):
 class Link:
     """One link's end: a control socket (the monitor's) and a bulk stream (the training thread's).
 
-    `has_left`: the peer said goodbye. `has_ended`: the control connection is over.
+    `has_left`: the peer said goodbye. `has_ended`: the control connection is over. `died`: because
+    the peer's process ended.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Link:
         self.transition = transition
         self.has_left = False
         self.has_ended = False
+        self.died = False
         self.bulk_failed = False
         self.retiring = False
         self.said_goodbye = False
@@ -86,8 +88,8 @@ class LinkWatcher(Protocol):
         """A peer has opened it."""
         ...
 
-    def link_reset(self, link: Link) -> None:
-        """The peer's process ended without goodbye."""
+    def link_ended(self, link: Link, *, died: bool) -> None:
+        """It is over without goodbye; `died`: because the peer's process ended."""
         ...
 
     def link_left(self, link: Link) -> None:
@@ -358,11 +360,11 @@ class LinkEndpoint:
 
     # --- told by the monitor ----------------------------------------------------------------------
 
-    def link_reset(self, link: Link) -> None:
-        """Pass on that a peer's process ended."""
+    def link_ended(self, link: Link, *, died: bool) -> None:
+        """Pass on that a link is over, and whether that speaks of a death."""
         watcher = self._watchers.get(link.key.group)
         if watcher is not None:
-            watcher.link_reset(link)
+            watcher.link_ended(link, died=died)
 
     def link_left(self, link: Link) -> None:
         """Pass on that a peer said goodbye."""

@@ -12,6 +12,8 @@ wakes it.
 """
 
 import contextlib
+import errno
+import logging
 import select
 import threading
 import time
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 GOODBYE_WAIT_S: Final = 2.0
 _READ: Final = select.POLLIN | select.POLLRDHUP
+_DEATHS: Final = (errno.ECONNRESET, errno.EPIPE)
+
+log = logging.getLogger(__name__)
 
 
 class LinkMonitor:
@@ -92,7 +97,7 @@ class LinkMonitor:
                 if fd == self._wake.fd:
                     self._wake.clear()
                 else:
-                    self._attend(fd, events)
+                    self._attend_safely(fd, events)
             while self._commands:
                 self._commands.popleft()()
             self._expire()
@@ -109,6 +114,13 @@ class LinkMonitor:
         if self._stop_at is not None:
             ends.append(self._stop_at)
         return max(0.0, (min(ends) - time.monotonic()) * 1000) if ends else None
+
+    def _attend_safely(self, fd: int, events: int) -> None:
+        """One link's trouble, or its owner's, must not blind this process to the others."""
+        try:
+            self._attend(fd, events)
+        except Exception:
+            log.exception("link monitor: an event on descriptor %d was not handled", fd)
 
     def _attend(self, fd: int, events: int) -> None:
         link = self._links.get(fd)
@@ -136,21 +148,22 @@ class LinkMonitor:
             self._poll.modify(link.control.fileno(), _READ)
 
     def _read(self, link: "Link") -> None:
+        died = True
         try:
             part = link.control.recv(HEADER_BYTES * 64)
         except BlockingIOError:
             return
-        except OSError:
-            part = b""
+        except OSError as error:
+            part, died = b"", error.errno in _DEATHS
         if not part:
-            self._ended(link)
+            self._ended(link, died=died)
             return
         link.inbox += part
         while len(link.inbox) >= HEADER_BYTES and not link.has_ended:
             try:
                 header = frames.unpack(link.inbox)
             except frames.BadFrame:
-                self._ended(link)
+                self._ended(link, died=False)
                 return
             del link.inbox[:HEADER_BYTES]
             self._heard(link, header)
@@ -174,12 +187,16 @@ class LinkMonitor:
         if self._say(link, frames.pack(Kind.GOODBYE, 0, 0, 0, 0)):
             self._want_write(link)
 
-    def _ended(self, link: "Link") -> None:
-        """The control connection is over: a death, unless one of us had said goodbye."""
+    def _ended(self, link: "Link", *, died: bool) -> None:
+        """The control connection is over: a death, unless one of us had said goodbye.
+
+        A network that lost the peer (`died` is False) says nothing about the peer's process.
+        """
         orderly = link.retiring or link.has_left
+        link.died = died and not orderly
         self._end(link)
         if not orderly:
-            self._endpoint.link_reset(link)
+            self._endpoint.link_ended(link, died=died)
 
     def _end(self, link: "Link") -> None:
         fd = link.control.fileno()

@@ -13,7 +13,7 @@ from worker.groups.trees import children_of, parent_of
 
 
 def neighbours_of(index: int, size: int) -> set[int]:
-    """Whom a member has links to: at most two on the ring and three on the tree."""
+    """Whom a member has links to: at most two on the ring and four on the tree."""
     found = {(index - 1) % size, (index + 1) % size, *children_of(index, size)}
     parent = parent_of(index)
     if parent is not None:
@@ -85,4 +85,4 @@ def end_kind(link: Link) -> CauseKind:
     """What a link that cannot be used any more says about its peer."""
     if link.has_left:
         return CauseKind.PEER_LEFT
-    return CauseKind.PEER_RESET if link.has_ended else CauseKind.LINK_FAILED
+    return CauseKind.PEER_RESET if link.died else CauseKind.LINK_FAILED
