@@ -15,6 +15,7 @@ import anyio
 from controlplane.config import Settings
 from controlplane.errors import LeaderPresent
 from controlplane.eventlog import Entry, EventLog, EventLogError, Leadership
+from controlplane.folding import newest_image
 from controlplane.projection import as_found
 from controlplane.turn import Counters, Ledger, count
 from statemachine.evolve import evolve
@@ -68,9 +69,16 @@ class Preview:
                 self.counters, recorded.writer, recorded.incarnation, recorded.counter
             )
 
+    async def begin(self) -> None:
+        """Take the newest snapshot, if it is ahead of what is folded already."""
+        image = await newest_image(self._log)
+        if image.state.position > self.state.position:
+            self.state, self.counters = image.state, image.counters
+
     async def follow(self) -> None:
         """Fold as the log grows, until cancelled; a damaged log is left to the takeover to tell."""
         with suppress(EventLogError):
+            await self.begin()
             async with self._log.follow(Position(self.state.position + 1)) as follower:
                 while True:
                     self._take(await follower.next_batch())
@@ -80,8 +88,11 @@ class Preview:
 
         Raises:
             LogCorrupt: a position is missing or does not decode.
+            Archived: no snapshot serves, and the log's beginning is in an archive.
             StoreUnavailable.
         """
+        if self.state.position + 1 < await self._log.oldest() or not self.state.position:
+            await self.begin()
         async for entries in self._log.read_entries(Position(self.state.position + 1)):
             self._take(entries)
         projected = as_found(await self._log.desired_all(), await self._log.orders_all())

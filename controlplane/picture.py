@@ -15,6 +15,7 @@ import anyio
 from msgspec import Struct
 
 from controlplane.eventlog import EventLog, VitalsItem
+from controlplane.folding import fold_to_head
 from statemachine.errors import CodecError
 from statemachine.evolve import evolve
 from statemachine.evolve_jobs import holder_of
@@ -36,12 +37,13 @@ class Picture(Struct, frozen=True, kw_only=True):
 
 
 async def fold_log(log: EventLog, state: FleetState | None = None) -> FleetState:
-    """Fold the log up to its head, or on from a state.
+    """Fold the log up to its head: from its newest snapshot, or on from a state.
 
     Raises:
-        LogCorrupt, StoreUnavailable.
+        Archived, LogCorrupt, StoreUnavailable.
     """
-    state = state if state is not None else FleetState()
+    if state is None:
+        return (await fold_to_head(log)).image.state
     async for entries in log.read_entries(Position(state.position + 1)):
         for entry in entries:
             state = evolve(state, entry.recorded())

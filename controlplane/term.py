@@ -20,6 +20,7 @@ from controlplane.lines import words_of
 from controlplane.membership import Membership
 from controlplane.projection import everything
 from controlplane.reconciler import Reconciler
+from controlplane.snapshotting import Snapshotter
 from controlplane.turn import Ledger, Passed
 from statemachine import events as e
 from statemachine.policy import Policy, knobs_of, policy_of
@@ -76,6 +77,7 @@ class Term:
                 group.start_soon(self.reconciler.run_inbox, inbox)
                 group.start_soon(membership.run, nodes)
                 group.start_soon(self.collector.run, vitals)
+                group.start_soon(self._snapshotter.run)
                 self.leading.set()
                 await self.reconciler.run()
         raise AssertionError
@@ -89,7 +91,9 @@ class Term:
 
         membership = Membership(states, reconciler.state_events)
         self.collector = Collector(states, reconciler.state_events, self._clock_ms)
+        self._snapshotter = Snapshotter(self._log, lambda: reconciler.ledger, self._clock_ms)
         reconciler.listeners += [self._narrate, membership.heard, self.collector.heard]
+        reconciler.listeners.append(self._snapshotter.heard)
         reconciler.passed_listeners.append(_report_passed)
         reconciler.state_events(self._first_words(ledger))
         reconciler.recheck(everything(ledger.state))

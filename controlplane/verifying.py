@@ -2,26 +2,33 @@
 
 What belongs here: walking a log and stopping at the first fault. Checked are: positions are dense
 and begin with 1 (in a file: with whatever its first line says); every entry decodes and says its
-own position; `at_ms` never decreases; the numbered invariants hold after every event.
+own position; `at_ms` never decreases; every snapshot that is passed holds what the log folds to.
+Of an archive also: the chain of its segments, and that it holds all that has left the store.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 from msgspec import Struct
 
+from controlplane.archiving import check_against_mark
 from controlplane.errors import LogRefuted
-from controlplane.eventlog import EventLog, LogCorrupt
+from controlplane.eventlog import EventLog, LogCorrupt, Manifest
+from controlplane.eventlog.archive import chain_of, read_segment
+from controlplane.folding import BLANK, image_of
+from controlplane.imaging import Image, SnapshotUnusable
+from controlplane.turn import count
 from statemachine.codec import decode_recorded
 from statemachine.errors import EventCorrupt, UsageError
 from statemachine.events import Recorded, UnknownEvent
 from statemachine.evolve import evolve
 from statemachine.ids import Position
-from statemachine.state import FleetState
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -34,6 +41,8 @@ class Findings(Struct, frozen=True, kw_only=True):
     ended_at_ms: int
     kinds: dict[str, int]
     unknown: int
+    segments: int = 0
+    snapshots: int = 0
 
     def __str__(self) -> str:
         """One line for people."""
@@ -45,8 +54,14 @@ class Findings(Struct, frozen=True, kw_only=True):
         )
         return (
             f"ok: {self.entries} events at positions {self.first} to {self.last} over "
-            f"{took_s:.1f} s; dense, readable, times in order{newer}"
+            f"{took_s:.1f} s; dense, readable, times in order{newer}{self._proven()}"
         )
+
+    def _proven(self) -> str:
+        """What else was compared with the events."""
+        segments = f"; {self.segments} segments in one chain" if self.segments else ""
+        snapshots = f"; {self.snapshots} snapshots as folded" if self.snapshots else ""
+        return segments + snapshots
 
     def as_values(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -57,11 +72,16 @@ class Findings(Struct, frozen=True, kw_only=True):
 class Verifier:
     """Walks one log. `first` is the position that it must begin with, None for any."""
 
-    def __init__(self, source: str, first: Position | None = None) -> None:
+    def __init__(
+        self, source: str, first: Position | None = None, image: Image | None = BLANK
+    ) -> None:
+        self.segments = self.snapshots = 0
+        self.image = image
+        """The fold so far; None before the first snapshot of a log whose beginning is gone."""
         self._source = source
         self._first = first
         self._next = first
-        self._state = FleetState()
+        self._last = Position(0)
         self._began_at_ms = self._ended_at_ms = 0
         self._kinds: Counter[str] = Counter()
 
@@ -84,7 +104,26 @@ class Verifier:
         self._next = Position(position + 1)
         self._ended_at_ms = recorded.at_ms
         self._kinds[type(recorded.event).__name__] += 1
-        self._state = evolve(self._state, recorded)
+        self._last = position
+        if self.image is not None:
+            self.image = Image(
+                state=evolve(self.image.state, recorded),
+                counters=count(
+                    self.image.counters, recorded.writer, recorded.incarnation, recorded.counter
+                ),
+            )
+
+    def compare(self, manifest: Manifest, found: Image) -> None:
+        """Check a snapshot of the last position taken; begin with it if nothing was folded.
+
+        Raises:
+            LogRefuted: it is not what the log folds to.
+        """
+        if self.image is not None and found != self.image:
+            fault = "its snapshot is not what the log folds to"
+            raise self._refuted(manifest.position, "", fault)
+        self.image = found
+        self.snapshots += 1
 
     def _refuted(self, position: int, where: str, fault: str) -> LogRefuted:
         at = f" ({where})" if where else ""
@@ -95,28 +134,68 @@ class Verifier:
         return Findings(
             entries=self._kinds.total(),
             first=self._first if self._first is not None and self._kinds else 0,
-            last=self._state.position,
+            last=self._last,
             began_at_ms=self._began_at_ms,
             ended_at_ms=self._ended_at_ms,
             kinds=dict(sorted(self._kinds.items())),
             unknown=self._kinds[UnknownEvent.__name__],
+            segments=self.segments,
+            snapshots=self.snapshots,
         )
 
 
-async def verify_log(log: EventLog) -> Findings:
-    """Verify the live log of a fleet.
+async def verify_log(log: EventLog, folder: Path | None = None) -> Findings:
+    """Verify the log of a fleet: its archive, if a folder is named, then what the store has.
 
     Raises:
         LogRefuted: the first fault.
         StoreUnavailable.
     """
-    verifier = Verifier(f"fleet {log.fleet}", Position(1))
+    oldest = await log.oldest()
+    source = f"fleet {log.fleet}"
+    verifier = Verifier(source, oldest, BLANK if oldest == 1 else None)
     try:
-        async for recorded in log.read():
+        if folder is not None:
+            verifier = Verifier(source, Position(1))
+            mark = await log.mark()
+            await anyio.to_thread.run_sync(_take_archive, verifier, folder, log.fleet)
+            check_against_mark(chain_of(folder, log.fleet), mark, folder)
+        manifests = {each.position: each for each in await log.snapshots()}
+        await _compare_at(log, verifier, manifests.get(Position(oldest - 1)))
+        async for recorded in log.read(oldest):
             verifier.take(recorded)
+            await _compare_at(log, verifier, manifests.get(recorded.position))
     except LogCorrupt as error:
         raise LogRefuted(f"fleet {log.fleet}: {error}") from error
     return verifier.findings()
+
+
+async def _compare_at(log: EventLog, verifier: Verifier, manifest: Manifest | None) -> None:
+    """Compare with the snapshot of this position, if there is one that this release can read."""
+    if manifest is not None:
+        with suppress(SnapshotUnusable):
+            verifier.compare(manifest, await image_of(log, manifest))
+
+
+def verify_archive(folder: Path, fleet: str) -> Findings:
+    """Verify an archive alone.
+
+    Raises:
+        LogRefuted: the first fault, with its file and position.
+    """
+    verifier = Verifier(str(folder), Position(1))
+    try:
+        _take_archive(verifier, folder, fleet)
+    except LogCorrupt as error:
+        raise LogRefuted(f"{folder}: {error}") from error
+    return verifier.findings()
+
+
+def _take_archive(verifier: Verifier, folder: Path, fleet: str) -> None:
+    for segment in chain_of(folder, fleet):
+        for entry in read_segment(segment):
+            verifier.take(entry.recorded(), segment.path.name)
+        verifier.segments += 1
 
 
 def verify_file(path: Path) -> Findings:

@@ -19,7 +19,7 @@ VERBS: Final = {
     "drain": ("controlplane.cli.acts", "drain", "Take a node out at the next step boundary."),
     "explain": ("controlplane.cli.explain", "explain", "Why something happened, from the log."),
     "job": ("controlplane.cli.job", "job", "Declare jobs."),
-    "log": ("controlplane.cli.log", "log", "Read, export and verify the event log."),
+    "log": ("controlplane.cli.log", "log", "Read, verify, archive the event log."),
     "nodes": ("controlplane.cli.status", "nodes", "Every node: state, slot, warm-up, verdict."),
     "pause": ("controlplane.cli.acts", "pause", "Stop acting on verdicts until resumed."),
     "quarantine": ("controlplane.cli.acts", "quarantine", "Take a node out and keep it out."),

@@ -1,4 +1,4 @@
-"""`changeover log`: read, export and verify the event log."""
+"""`changeover log`: read, export and verify the event log; `log_archive` has the other verbs."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from typing import IO
 import anyio
 import click
 
+from controlplane.cli.log_archive import archive_command, import_command, stats_command
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
 from controlplane.config import Settings
 from statemachine.ids import Position
@@ -17,7 +18,12 @@ TAIL_LINES = 20
 
 @click.group(context_settings=CONTEXT)
 def log() -> None:
-    """Read, export and verify the event log."""
+    """Read, export, verify and archive the event log."""
+
+
+log.add_command(archive_command, "archive")
+log.add_command(import_command, "import")
+log.add_command(stats_command, "stats")
 
 
 @log.command(
@@ -45,7 +51,8 @@ def tail(settings: Settings, *, as_json: bool, follow: bool, lines: int, start: 
     async def run() -> None:
         async with opened(settings) as event_log:
             head = await event_log.head()
-            first = Position(start if start is not None else max(1, head - lines + 1))
+            oldest = await event_log.oldest()
+            first = Position(start if start is not None else max(oldest, head - lines + 1))
             if not follow:
                 async for entries in event_log.read_entries(first):
                     for entry in entries:
@@ -94,24 +101,38 @@ def export(settings: Settings, *, force: bool, target: str) -> None:
 
 @log.command(
     context_settings=CONTEXT,
-    epilog=examples("changeover log verify incident.jsonl", "changeover log verify etcd"),
+    epilog=examples(
+        "changeover log verify incident.jsonl", "changeover log verify etcd --archive /srv/log"
+    ),
 )
 @fleet_options()
 @json_option
-@click.argument("source", metavar="FILE|etcd")
-def verify(settings: Settings, *, as_json: bool, source: str) -> None:
+@click.option(
+    "--archive",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="with etcd: prove what has left the store as well",
+)
+@click.argument("source", metavar="FILE|DIR|etcd")
+def verify(settings: Settings, *, as_json: bool, source: str, archive: Path | None) -> None:
     """Prove a log: dense positions, times that never decrease, every event read and folded.
 
-    Exits with 1 at the first fault, and names its position.
+    Of an archive also the chain of its segments, of a store its snapshots. Exits with 1 at the
+    first fault, and names its position.
     """
     from controlplane.server import opened
-    from controlplane.verifying import Findings, verify_file, verify_log
+    from controlplane.verifying import Findings, verify_archive, verify_file, verify_log
 
     async def run() -> Findings:
         async with opened(settings) as event_log:
-            return await verify_log(event_log)
+            return await verify_log(event_log, archive)
 
-    found = verify_file(Path(source)) if source != "etcd" else anyio.run(run)
+    if source == "etcd":
+        found = anyio.run(run)
+    elif Path(source).is_dir():
+        found = verify_archive(Path(source), settings.fleet)
+    else:
+        found = verify_file(Path(source))
     if as_json:
         print(json.dumps(found.as_values()))
     else:

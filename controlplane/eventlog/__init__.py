@@ -8,6 +8,7 @@ not: the meaning of any event.
 """
 
 from controlplane.eventlog.errors import (
+    Archived,
     Compacted,
     Deposed,
     EventLogError,
@@ -40,6 +41,7 @@ from controlplane.eventlog.leadership import BATCH_OPS_MAX, Batch, Leadership
 from controlplane.eventlog.log import EventLog
 from controlplane.eventlog.opening import open_store
 from controlplane.eventlog.reading import Follower
+from controlplane.eventlog.retention import Manifest, Mark
 from controlplane.eventlog.session import FACTS_MAX, NodeSession
 from controlplane.eventlog.store import ServerInfo, Store
 from controlplane.eventlog.view import Delta, View
@@ -47,6 +49,7 @@ from controlplane.eventlog.view import Delta, View
 __all__ = [
     "BATCH_OPS_MAX",
     "FACTS_MAX",
+    "Archived",
     "Batch",
     "Compacted",
     "Delta",
@@ -62,6 +65,8 @@ __all__ = [
     "Leadership",
     "LeaseLost",
     "LogCorrupt",
+    "Manifest",
+    "Mark",
     "NoSpace",
     "NodeAlreadyAlive",
     "NodeItem",

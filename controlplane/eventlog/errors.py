@@ -18,6 +18,7 @@
         |-- PermissionDenied   credentials are missing or do not cover the key
         |-- UnsupportedServer  the server is too old, or known to lose writes
         |-- Refused            the store calls the request malformed: a bug on our side
+        |-- Archived           the position asked for stands in an archive only
         `-- LogCorrupt         a position of the log is missing or unreadable
 
 Rule: a leaf never changes parent; code branches on `Retry`, `Reread` and `Stop`.
@@ -120,6 +121,19 @@ class UnsupportedServer(Stop):
 
 class Refused(Stop):
     """The store calls the request malformed; this is a bug on our side."""
+
+
+class Archived(Stop):
+    """The position asked for was moved out of the store; `oldest` is the first that is left."""
+
+    def __init__(self, position: int, oldest: int) -> None:
+        """Name what was asked for and what there is."""
+        super().__init__(
+            f"position {position} of the log is archived, the store begins at {oldest}: "
+            "read the archive, or begin with a snapshot"
+        )
+        self.position = position
+        self.oldest = oldest
 
 
 class LogCorrupt(Stop):

@@ -16,6 +16,9 @@ What belongs here: names and order of keys, and reading them back. Nothing else 
         vitals/{node}/{incarnation:010d}                  what it measured last; lease-bound
         desired/{job}                                     the topology a job should have
         orders/{node}                                     what one node shall do beside it
+        snapshot/{position:020d}                          the folded state there: its manifest
+        snapshot/{position:020d}/{chunk:06d}              a part of it
+        archived                                          up to where the log is in archives only
 
 A live key carries its incarnation in its name, so that deleting a name can never hit a newer one.
 `counters` and `acts` make a fact whose acknowledgement was lost safe to state again: the fact
@@ -46,6 +49,8 @@ class Keys:
         self.schema = self._key("schema")
         self.head = self._key("head")
         self.leader = self._key("leader")
+        self.archived = self._key("archived")
+        self.snapshots_all = self._prefix("snapshot/")
         self.log_all = self._prefix("log/")
         self.inbox_all = self._prefix("inbox/")
         self.nodes_all = self._prefix("nodes/")
@@ -63,6 +68,14 @@ class Keys:
     def log(self, position: int) -> bytes:
         """Key of one entry of the log."""
         return self._key(f"log/{position:020d}")
+
+    def snapshot(self, position: int) -> bytes:
+        """Key of the manifest of one snapshot; its chunks sort right behind it."""
+        return self._key(f"snapshot/{position:020d}")
+
+    def snapshot_chunk(self, position: int, chunk: int) -> bytes:
+        """Key of one part of a snapshot."""
+        return self._key(f"snapshot/{position:020d}/{chunk:06d}")
 
     def inbox(self, writer: str, incarnation: int, counter: int) -> bytes:
         """Key of one fact that waits."""

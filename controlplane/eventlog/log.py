@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Final
 
-from controlplane.eventlog import joining, leadership
+from controlplane.eventlog import joining, leadership, retention
 from controlplane.eventlog.errors import OutcomeUnknown, Refused, Retry
 from controlplane.eventlog.items import (
     DesiredItem,
@@ -28,7 +28,8 @@ from controlplane.eventlog.items import (
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.leadership import Leadership, read_head
 from controlplane.eventlog.lease import FENCE_RATIO, LeaseKeeper
-from controlplane.eventlog.reading import Follower, following, pin, windows
+from controlplane.eventlog.reading import Follower, following, oldest_of, pin, windows
+from controlplane.eventlog.retention import Manifest, Mark, read_mark
 from controlplane.eventlog.session import NodeSession
 from controlplane.eventlog.settle import settle
 from controlplane.eventlog.store import Delete, Get, Put, ServerInfo, Store, absent
@@ -160,25 +161,31 @@ class EventLog:
         return read_head((await self.store.range(self._keys.head)).kvs)
 
     async def read_entries(
-        self, start: Position = FIRST, stop: Position | None = None
+        self, start: Position | None = None, stop: Position | None = None
     ) -> AsyncGenerator[tuple[Entry, ...], None]:
-        """Yield entries from `start` to `stop` inclusive (default: the head now), undecoded.
+        """Yield entries from `start` to `stop` inclusive, undecoded.
+
+        By default from the oldest that the store has to the head as it is now.
 
         Raises:
+            Archived: `start` has left the store.
             LogCorrupt: a position is missing.
         """
         revision, head = await pin(self.store, self._keys)
+        if start is None:
+            start = await self.oldest()
         last = head if stop is None else min(head, stop)
         async with aclosing(windows(self.store, self._keys, start, last, revision)) as pages:
             async for entries in pages:
                 yield entries
 
     async def read(
-        self, start: Position = FIRST, stop: Position | None = None
+        self, start: Position | None = None, stop: Position | None = None
     ) -> AsyncGenerator[Recorded, None]:
-        """Yield entries from `start` to `stop` inclusive (default: the head now).
+        """Yield entries from `start` to `stop` inclusive; the defaults are `read_entries`'.
 
         Raises:
+            Archived: `start` has left the store.
             LogCorrupt: a position is missing or does not decode.
         """
         async with aclosing(self.read_entries(start, stop)) as pages:
@@ -192,6 +199,40 @@ class EventLog:
         Use: `async with log.follow(p) as entries: async for recorded in entries: ...`
         """
         return following(self.store, self._keys, start)
+
+    # --- retention ----------------------------------------------------------------------------
+
+    async def oldest(self) -> Position:
+        """First position that the store still has, or will have."""
+        return await oldest_of(self.store, self._keys)
+
+    async def mark(self) -> Mark:
+        """Up to where the log is in archives only."""
+        return read_mark((await self.store.range(self._keys.archived)).kvs)
+
+    async def forget(self, old: Mark, new: Mark) -> None:
+        """Delete what is archived from the store, and move the mark. See `retention.forget`."""
+        await retention.forget(self.store, self._keys, old, new)
+
+    async def snapshots(self) -> tuple[Manifest, ...]:
+        """Every complete snapshot, the oldest first."""
+        return await retention.list_snapshots(self.store, self._keys)
+
+    async def put_snapshot(self, position: Position, blob: bytes, written_at_ms: int) -> Manifest:
+        """Write what the log folds to at a position, once. See `retention.put_snapshot`."""
+        return await retention.put_snapshot(self.store, self._keys, position, blob, written_at_ms)
+
+    async def get_snapshot(self, manifest: Manifest) -> bytes:
+        """Read a snapshot back.
+
+        Raises:
+            LogCorrupt: it is damaged.
+        """
+        return await retention.get_snapshot(self.store, self._keys, manifest)
+
+    async def prune_snapshots(self, keep: int) -> None:
+        """Delete all but the newest snapshots."""
+        await retention.prune_snapshots(self.store, self._keys, keep)
 
     # --- what stands in the store now ---------------------------------------------------------
 

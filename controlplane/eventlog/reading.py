@@ -20,6 +20,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from controlplane.eventlog.errors import (
+    Archived,
     Compacted,
     EventLogError,
     LogCorrupt,
@@ -29,6 +30,7 @@ from controlplane.eventlog.errors import (
 from controlplane.eventlog.items import Entry
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.leadership import read_head
+from controlplane.eventlog.retention import read_mark
 from controlplane.eventlog.settle import pause_s
 from controlplane.eventlog.store import KeyValue, Store, WatchBatch
 from controlplane.eventlog.view import QUIET_S, running
@@ -68,8 +70,21 @@ async def windows(
                 raise
             size //= 2
             continue
-        yield _dense(keys, page.kvs, position, end)
+        try:
+            entries = _dense(keys, page.kvs, position, end)
+        except LogCorrupt as hole:
+            oldest = await oldest_of(store, keys)
+            if hole.position >= oldest:
+                raise
+            raise Archived(position, oldest) from hole
+        yield entries
         position = Position(end)
+
+
+async def oldest_of(store: Store, keys: Keys) -> Position:
+    """Return the first position that is not archived."""
+    found = await store.range(keys.archived)
+    return Position(read_mark(found.kvs).position + 1)
 
 
 def _dense(keys: Keys, kvs: tuple[KeyValue, ...], start: int, end: int) -> tuple[Entry, ...]:
