@@ -4,10 +4,10 @@ What belongs here: arming, counting, acting. The names are given where they are 
 the environment names a file; then a point costs one look at whether that file is there.
 
 Theory of operation. The file holds a path of points and an act. Points are reached in order, with
-any others between; the last one performs the act, once, after the file was renamed to ``*.reached``,
-so that whoever armed it can tell that the point was there at all. A new step starts the path anew:
-``["vote.before", "exchange.waiting"]`` is the first wait of a vote, and naming a point n times means
-its n-th time within one step.
+any others between; the last one performs the act, once, after the file was renamed to
+``*.reached``, so that whoever armed it can tell that the point was there at all. A new step starts
+the path anew: ``["vote.before", "exchange.waiting"]`` is the first wait of a vote, and naming a
+point n times means its n-th time within one step.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ leaves out is etcd and the agents' own process, which have tests of their own.
 
 import asyncio
 import contextlib
-import os
+import importlib.util
+import json
 import secrets
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,8 @@ from statemachine import events as e
 from statemachine import messages as m
 from statemachine.decide import next_deadline, settle
 from statemachine.evolve import evolve
-from statemachine.ids import Incarnation, JobId, NodeId, Position
+from statemachine.ids import Incarnation, JobId, NodeId, Position, Slot
+from statemachine.lifecycle import NodeState
 from statemachine.participant import (
     Instruction,
     Participant,
@@ -34,7 +36,9 @@ from statemachine.participant import (
 )
 from statemachine.state import FleetState
 from statemachine.topology import desired_of, orders_of
-from worker.channel import FD_VARIABLE, AgentChannel, ChannelClosed, open_pair
+from worker.channel import AgentChannel, ChannelClosed, open_pair
+from worker.diary import STEPS_VARIABLE
+from worker.faultpoints import FAULTPOINTS_VARIABLE, Act, arm, reached
 
 SCRIPT = Path(__file__).with_name("train_tiny.py")
 JOB = JobId("tiny")
@@ -47,16 +51,34 @@ class PlayedNode:
         self.name = NodeId(name)
         self.incarnation = Incarnation(incarnation)
         self.me = Participant(node=self.name, incarnation=self.incarnation, job=JOB)
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Any = None
         self.channel: AgentChannel | None = None
-        self.lines: list[str] = []
+        self.faults = Path()
+        self.diary = Path()
+        self.finished = False
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps that this node committed, as it noted them."""
+        if not self.diary.exists():
+            return []
+        return [json.loads(line) for line in self.diary.read_text().splitlines()]
 
 
 class CoreFleet:
     """Nodes, and the folded state that steers them."""
 
-    def __init__(self, folder: Path, declared: e.JobDeclared, extra: list[str]) -> None:
+    def __init__(
+        self,
+        zygote: Any,
+        folder: Path,
+        declared: e.JobDeclared,
+        extra: list[str],
+        script: Path = SCRIPT,
+    ) -> None:
+        self.zygote, self.script = zygote, script
         self.folder, self.declared, self.extra = folder, declared, extra
+        self.agents_tell = True
+        """Whether agents state that their training process ended; else only peers notice."""
         self.state = FleetState()
         self.log: list[e.Recorded] = []
         self.nodes: dict[str, PlayedNode] = {}
@@ -128,25 +150,15 @@ class CoreFleet:
         node = PlayedNode(name, incarnation)
         channel, theirs = await open_pair()
         node.channel = channel
-        environment = {
-            **os.environ,
-            FD_VARIABLE: str(theirs.fileno()),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parents[3]),
-        }
-        arguments = ["--steps", str(self.declared.steps), "--out", str(self.folder), *self.extra]
-        log = (self.folder / f"{name}.{incarnation}.log").open("wb")
-        node.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(SCRIPT),
-            *arguments,
-            pass_fds=(theirs.fileno(),),
-            env=environment,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+        node.faults = self.folder / f"{name}.{incarnation}.fault"
+        node.diary = self.folder / f"{name}.{incarnation}.steps"
+        node.process = self.zygote.fork(
+            self.script,
+            ["--steps", str(self.declared.steps), "--out", str(self.folder), *self.extra],
+            {FAULTPOINTS_VARIABLE: str(node.faults), STEPS_VARIABLE: str(node.diary)},
+            self.folder / f"{name}.{incarnation}.log",
+            theirs.fileno(),
         )
-        log.close()
         theirs.close()
         self.nodes[name] = node
         self.say(e.NodeJoined(node=node.name, incarnation=node.incarnation, host="127.0.0.1"))
@@ -169,22 +181,100 @@ class CoreFleet:
                 said = await node.channel.receive()
                 node.me, told = on_message(node.me, said)
                 self._perform(node, told)
+                node.finished = node.finished or isinstance(said, m.Finished)
                 if isinstance(said, m.Ready):
                     self._tell_all()
         except ChannelClosed:
-            self.changed.set()
+            self._ended(node)
         except Exception as error:
             self.fault = error
             self.changed.set()
             raise
 
+    def _ended(self, node: PlayedNode) -> None:
+        self.changed.set()
+        if node.finished or not self.agents_tell or self.nodes.get(node.name) is not node:
+            return
+        self.say(
+            e.WorkerExited(node=node.name, incarnation=node.incarnation, job=JOB, reason="it ended")
+        )
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Send a real signal to a real process."""
-        process = self.nodes[name].process
-        assert process is not None
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # ended, and not yet waited for
-                os.killpg(process.pid, number)
+        self.nodes[name].process.signal(number)
+
+    # --- faults and facts ---------------------------------------------------------------------
+
+    def holder(self, slot: int) -> str:
+        """Who holds a slot."""
+        return str(self.state.jobs[JOB].holders[Slot(slot)])
+
+    def arm(self, name: str, points: Sequence[str], act: Act = Act.KILL) -> None:
+        """Let a node meet a fault at the end of a path of points."""
+        arm(self.nodes[name].faults, points, act)
+
+    def met(self, name: str) -> bool:
+        """Whether the armed fault was met."""
+        return reached(self.nodes[name].faults).exists()
+
+    def release(self, name: str) -> None:
+        """Let a held thread go on."""
+        reached(self.nodes[name].faults).unlink()
+
+    def lost(self) -> list[str]:
+        """Nodes declared lost, in order."""
+        return [str(r.event.node) for r in self.log if isinstance(r.event, e.NodeLost)]
+
+    def warm(self) -> list[str]:
+        """Warm standbys."""
+        nodes = self.state.nodes.values()
+        return sorted(node.node for node in nodes if node.state is NodeState.STANDBY)
+
+    async def add_standby(self) -> str:
+        """Start one more node and wait until it is warm."""
+        name = f"n{len(self.nodes)}"
+        await self.start(name)
+        await self.until(f"{name} is warm", lambda: name in self.warm())
+        return name
+
+    def idle(self) -> bool:
+        """Whether the job runs with every slot filled and nothing pending."""
+        job = self.state.jobs[JOB]
+        return job.launched and job.pending is None and not job.vacant
+
+    def hurry(self) -> None:
+        """Let the steps go at full speed from now on."""
+        (self.folder / "hurry").touch()
+
+    async def digest(self, within_s: float = 30.0) -> str:
+        """Let the job end, and return the one digest of everybody's weights."""
+        self.hurry()
+        await self.until("the job finishes", lambda: self.state.jobs[JOB].finished, within_s)
+        finished = self.events(e.WorkerFinished)
+        digests = {str(r.event.weights_digest) for r in finished}
+        assert len(digests) == 1, self.story()
+        return digests.pop()
+
+    def losses(self) -> dict[tuple[int, int], set[float]]:
+        """Losses by (slot, step), from every node's own notes; each node's steps without gaps."""
+        slots: dict[tuple[int, str], int] = {}
+        members: dict[int, str] = {}
+        plans = {r.event.transition: r.event for r in self.events(e.TransitionPlanned)}
+        for entry in self.events(e.TransitionCommitted):
+            changes = plans[entry.event.transition].changes
+            members = {**members, **{c.slot: str(c.joiner) for c in changes}}
+            slots |= {(entry.event.epoch, node): slot for slot, node in members.items()}
+        found: dict[tuple[int, int], set[float]] = {}
+        for name, node in self.nodes.items():
+            lines = node.steps()
+            steps = [line["step"] for line in lines]
+            assert steps == list(range(steps[0], steps[0] + len(steps)) if steps else []), (
+                f"{name} lost or repeated a step: {steps}"
+            )
+            for line in lines:
+                key = slots[line["epoch"], name], line["step"]
+                found.setdefault(key, set()).add(line["loss"])
+        return found
 
     async def until(self, what: str, holds: Callable[[], bool], within_s: float = 20.0) -> None:
         """Wait for a condition on the folded state, or fail and print the log."""
@@ -202,9 +292,10 @@ class CoreFleet:
             for name in self.nodes:
                 self.kill(name, signal.SIGUSR1)  # every thread's stack, into the node's log
             await asyncio.sleep(0.5)
+            # the stacks are written by the processes themselves, whenever they are scheduled
             pytest.fail(f"not within {within_s} s: {what}\n{self.story()}")
 
-    def events(self, kind: type[e.Event]) -> list[e.Recorded]:
+    def events(self, kind: type[e.Event]) -> list[Any]:
         """Every recorded event of a type."""
         return [entry for entry in self.log if isinstance(entry.event, kind)]
 
@@ -217,39 +308,59 @@ class CoreFleet:
 
     async def stop(self) -> None:
         """Kill whatever still runs."""
-        for name, node in self.nodes.items():
-            self.kill(name)
-            assert node.process is not None
-            await node.process.wait()
-            assert node.channel is not None
-            node.channel.close()
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        for node in self.nodes.values():
+            node.process.signal(signal.SIGKILL)
+            await node.process.wait()
+            node.process.close()
+            assert node.channel is not None
+            node.channel.close()
 
 
 Launch = Callable[..., "Awaitable[CoreFleet]"]
 
 
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Any]:
+    """A process with torch loaded, to fork training processes from."""
+    spec = importlib.util.spec_from_file_location(
+        "loop_zygote", Path(__file__).with_name("zygote.py")
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    one = module.Zygote()
+    yield one
+    one.close()
+
+
 @pytest.fixture
-async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
+async def launch(zygote: Any, tmp_path: Path) -> AsyncIterator[Launch]:
     """A function that launches a fleet of real training processes."""
     fleets: list[CoreFleet] = []
 
     async def start(
+        *,
         nodes: int = 4,
         standbys: int = 1,
         steps: int = 20,
         axes: dict[str, int] | None = None,
         extra: list[str] | None = None,
+        knobs: dict[str, Any] | None = None,
+        script: Path = SCRIPT,
     ) -> CoreFleet:
         folder = tmp_path / f"fleet{len(fleets)}"
         folder.mkdir()
         declared = e.JobDeclared(
             job=JOB, axes=axes or {"dp": nodes}, standbys=standbys, seed=7, steps=steps
         )
-        fleet = CoreFleet(folder, declared, extra or [])
+        fleet = CoreFleet(zygote, folder, declared, extra or [], script)
         fleets.append(fleet)
+        if knobs:
+            fleet.say(e.PolicyChanged(version=1, knobs=knobs, by="test"))
         fleet.say(fleet.declared)
         for index in range(nodes + standbys):
             await fleet.start(f"n{index}")
@@ -260,3 +371,30 @@ async def launch(tmp_path: Path) -> AsyncIterator[Launch]:
     finally:
         for fleet in fleets:
             await fleet.stop()
+
+
+class Calm(dict[tuple[int, int, tuple[str, ...]], tuple[str, dict[tuple[int, int], set[float]]]]):
+    """What uninterrupted runs ended with, by nodes, steps and arguments: each is run once."""
+
+
+@pytest.fixture(scope="session")
+def calm_runs() -> Calm:
+    """The uninterrupted runs of this session."""
+    return Calm()
+
+
+@pytest.fixture
+def calm(launch: Launch, calm_runs: Calm) -> Callable[..., Any]:
+    """Digest and losses of a run that nobody disturbs."""
+
+    async def run(nodes: int, steps: int, **more: Any) -> Any:
+        key = (nodes, steps, (str(sorted(more.items(), key=str)),))
+        if key not in calm_runs:
+            fleet = await launch(nodes=nodes, standbys=0, steps=steps, **more)
+            digest = await fleet.digest(60.0)
+            calm_runs[key] = digest, fleet.losses()
+            await fleet.stop()
+            fleet.nodes.clear()
+        return calm_runs[key]
+
+    return run

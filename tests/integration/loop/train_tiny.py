@@ -2,7 +2,6 @@
 
 import argparse
 import faulthandler
-import json
 import signal
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import worker
+from worker.faultpoints import reach
 
 
 def main() -> None:
@@ -33,22 +33,22 @@ def main() -> None:
         nn.Linear(args.width, 1),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer.register_step_pre_hook(lambda *_: reach("optimizer.begin"))
+    optimizer.register_step_post_hook(lambda *_: reach("optimizer.end"))
     run.register(model=model, optimizer=optimizer)
     ddp = DistributedDataParallel(model, process_group=run.group("dp"))
-    losses = {}
+    hurry = args.out / "hurry"
     for step in run.steps(args.steps):
         chance = torch.Generator().manual_seed(step.index * 1000 + run.coordinate("dp"))
         x = torch.randn(32, 16, generator=chance)
         loss = (ddp(x).squeeze(-1) - x.sum(-1)).square().mean()
         loss.backward()
-        if args.slow_ms:
+        if args.slow_ms and not hurry.exists():
             time.sleep(args.slow_ms / 1000)
         if step.vote():
             optimizer.step()
-            losses[step.index] = loss.item()
         optimizer.zero_grad()
         step.record(loss=loss.item())
-    (args.out / f"{run.node}.{run.incarnation}.json").write_text(json.dumps(losses))
 
 
 if __name__ == "__main__":
