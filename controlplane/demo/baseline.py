@@ -25,7 +25,7 @@ import anyio
 import msgspec
 from msgspec import Struct
 
-from controlplane.demo.options import DemoOptions
+from controlplane.demo.options import TRAINING, DemoOptions
 from controlplane.demo.outcome import BaselineOutcome
 from controlplane.etcd_server import free_port
 from controlplane.localfleet.children import Child, tethered
@@ -96,7 +96,7 @@ def _command(options: DemoOptions, folder: Path, path: Path) -> list[str]:
     worker += ["--checkpoint", str(folder / "checkpoint.pt"), "--events", str(path)]
     if options.data is not None:
         worker += ["--data", str(options.data.resolve())]
-    worker += options.training
+    worker += [*TRAINING, *options.training]
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"]
     command += ["--nproc-per-node", str(options.nodes), "--max-restarts", "3", "--no-python"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]

@@ -17,8 +17,10 @@ from statemachine.ids import NodeId
 
 NODES_MAX: Final = 64
 STEPS_MIN: Final = 20
-STEPS_DEFAULT: Final = 600
+STEPS_DEFAULT: Final = 750
 TEXT_BYTES_MIN: Final = 1024
+TRAINING: Final = ("--batch", "4")
+"""Arguments of the training scripts, before those that somebody asks for."""
 SLOW_FACTOR: Final = 1.4
 """How much longer the own work of a grey node takes."""
 

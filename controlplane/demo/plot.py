@@ -30,6 +30,10 @@ from statemachine.lifecycle import NodeState
 KILL: Final = "kill"
 GREY: Final = "grey"
 
+KILL_AT: Final = 1 / 3
+GREY_AT: Final = 5 / 8
+"""Shares of the steps after which a node is killed, and another made grey."""
+
 REBOOT_S: Final = 1.0
 """How long a killed machine takes until its agent is started again."""
 
@@ -98,7 +102,7 @@ class Plot:
     async def _lose_a_node(self) -> None:
         """Kill an active node; a standby takes its slot; the node comes back as standby."""
         stage, options = self._stage, self._stage.options
-        await self._standby_and_step(options.steps // 3)
+        await self._standby_and_step(round(KILL_AT * options.steps))
         victim = self._holder(Slot((1 + options.seed) % options.nodes))
         before = self._identities()
         stage.hurt.add(victim)
@@ -127,7 +131,7 @@ class Plot:
     async def _grey_a_node(self) -> None:
         """Slow a node down; it is found, swapped, swept; then the fault is lifted."""
         stage, options = self._stage, self._stage.options
-        await self._standby_and_step(2 * options.steps // 3)
+        await self._standby_and_step(round(GREY_AT * options.steps))
         victim = self._holder(Slot((2 + options.seed) % options.nodes))
         fault_file = stage.fleet.folder.fault_file(victim)
         before = self._identities()

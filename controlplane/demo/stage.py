@@ -20,7 +20,7 @@ import anyio
 
 from controlplane.config import Settings
 from controlplane.demo.chronicle import Chronicle
-from controlplane.demo.options import DemoOptions
+from controlplane.demo.options import TRAINING, DemoOptions
 from controlplane.etcd_binary import ensure_etcd
 from controlplane.etcd_server import EtcdServer
 from controlplane.eventlog import EventLog, EventLogError
@@ -41,7 +41,7 @@ from statemachine.lifecycle import NodeState
 JOB: Final = JobId("demo")
 OPERATOR: Final = "demo"
 
-HURRY: Final = {WINDOW_VARIABLE: "1", BUDGET_VARIABLE: "0.6"}
+HURRY: Final = {WINDOW_VARIABLE: "1", BUDGET_VARIABLE: "0.3"}
 """Seconds of a window of vitals and of a probe, unless the environment of the demo says otherwise;
 a real fleet takes its time."""
 
@@ -49,7 +49,7 @@ LAUNCH_S: Final = 90.0
 WARM_S: Final = 90.0
 
 KNOBS: Final[dict[str, object]] = {
-    "retry_cooldown_s": 1.0,
+    "retry_cooldown_s": 0.5,
     "launch_patience_s": 60.0,
     "sweep": {"tolerance": 1.25, "judge_medians": False},
 }
@@ -171,7 +171,7 @@ def training_command(options: DemoOptions) -> list[str]:
     command = [sys.executable, str(example("train_gpt.py")), "--steps", str(options.steps)]
     if options.data is not None:
         command += ["--data", str(options.data.resolve())]
-    return [*command, *options.training]
+    return [*command, *TRAINING, *options.training]
 
 
 @asynccontextmanager
