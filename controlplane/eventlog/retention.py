@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -30,6 +31,7 @@ from controlplane.eventlog.store import (
     Store,
     absent,
     exists,
+    modified_at,
     value_is,
 )
 from statemachine.ids import Position
@@ -69,7 +71,9 @@ def read_mark(found: Sequence[KeyValue]) -> Mark:
 async def put_snapshot(
     store: Store, keys: Keys, position: Position, blob: bytes, written_at_ms: int
 ) -> Manifest:
-    """Write a snapshot; if there is one at this position already, that one stays.
+    """Write a snapshot. What stands at this position already stays if it is the same.
+
+    One that is damaged, or of a release that folds otherwise, is replaced.
 
     Raises:
         StoreUnavailable, OutcomeUnknown: do it again.
@@ -84,6 +88,14 @@ async def put_snapshot(
         written_at_ms=written_at_ms,
     )
     name = keys.snapshot(position)
+    present = await store.range(name)
+    if present.kvs:
+        with suppress(LogCorrupt, msgspec.MsgspecError):
+            stands = msgspec.json.decode(present.kvs[0].value, type=Manifest)
+            if await get_snapshot(store, keys, stands) == blob:
+                return stands
+        was = (modified_at(name, present.kvs[0].mod_revision),)
+        await store.txn(was, (Delete(name, keys.snapshot(position + 1)),))
     for number, part in enumerate(parts):
         await settle(store, (absent(name),), (Put(keys.snapshot_chunk(position, number), part),))
     last = keys.snapshot_chunk(position, max(len(parts) - 1, 0))
