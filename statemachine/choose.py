@@ -4,6 +4,8 @@ Rule: a choice is a minimum over a literal key; every candidate that was passed 
 the reason, so that `explain` can say what was considered and not chosen.
 """
 
+from typing import Final
+
 from msgspec import Struct
 
 from statemachine.ids import NodeId, Slot
@@ -12,6 +14,9 @@ from statemachine.state import FleetState, Job, Node
 
 FABRIC_LABEL = "fabric"
 """Label that says which part of the network a node sits in."""
+
+
+NO_NODE: Final = NodeId("")
 
 
 class Choice(Struct, frozen=True):
@@ -23,11 +28,18 @@ class Choice(Struct, frozen=True):
 
 
 def choose_joiner(
-    state: FleetState, job: Job, slot: Slot, taken: set[NodeId], *, cold: bool
+    state: FleetState,
+    job: Job,
+    slot: Slot,
+    taken: set[NodeId],
+    *,
+    cold: bool,
+    only: NodeId = NO_NODE,
 ) -> Choice:
     """The best free node for a slot: warm and fresh for its role, near, least used, by id.
 
-    With `cold`, a ready node that has not rehearsed is better than none.
+    With `cold`, a ready node that has not rehearsed is better than none. With `only`, nobody else
+    will do.
     """
     role = job.layout.role_of(slot)
     fabric = _fabric_of(state, job, slot)
@@ -37,6 +49,8 @@ def choose_joiner(
         node = state.nodes[name]
         warm = node.warm_for(job.job, role)
         why_not = _unfit(node, job, warm, taken, cold=cold)
+        if not why_not and only not in (NO_NODE, name):
+            why_not = f"the operator wants {only}"
         if why_not:
             considered.append(f"{name}: {why_not}")
             continue

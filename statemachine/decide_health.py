@@ -30,6 +30,11 @@ def place_leavers(state: FleetState, now_ms: int, policy: Policy) -> Decision | 
             return _place(node, now_ms, policy)
         if node.state in _IDLE and node.wanted_out:
             return _place(node, now_ms, policy)
+        if node.state in _IDLE and node.drained_by:
+            back = e.NodeDrained(
+                node=node.node, incarnation=node.incarnation, reason=node.drained_by
+            )
+            return Decision((back,), f"{node.node}: still {node.drained_by}")
         if node.state in _IDLE and node.quarantine:
             return _quarantine(node, node.quarantine, now_ms, policy)
         if node.state in _BACK and node.wanted_out == "release":

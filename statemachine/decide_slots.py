@@ -37,11 +37,14 @@ def _replace_vacant(state: FleetState, job: Job, now_ms: int, policy: Policy) ->
     changes: list[e.Change] = []
     choices: list[Choice] = []
     words: list[str] = []
+    evidence: list[int] = []
     for slot in sorted(job.vacant):
         choice = choose_joiner(state, job, slot, taken, cold=policy.cold_promotion)
         if choice.node is None:
             return None  # wait: the next node that becomes ready wakes this rule
         lost = state.nodes.get(job.holders[slot]) if slot in job.holders else None
+        if lost is not None and lost.ended_position:
+            evidence.append(lost.ended_position)
         taken.add(choice.node.node)
         choices.append(choice)
         changes.append(change_of(slot, choice.node))
@@ -60,6 +63,7 @@ def _replace_vacant(state: FleetState, job: Job, now_ms: int, policy: Policy) ->
             now_ms,
             deadline_s=policy.prepare_deadline_s,
             reason=reason,
+            evidence=tuple(evidence),
             choices=tuple(choices),
         )
     )
@@ -94,7 +98,7 @@ def _swap(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision 
         harmful = not node.wanted_out
         if harmful and len(changes) >= allowance:
             continue
-        choice = choose_joiner(state, job, node.slot, taken, cold=False)
+        choice = choose_joiner(state, job, node.slot, taken, cold=False, only=node.wanted_to)
         if choice.node is None:
             continue
         taken.add(choice.node.node)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from statemachine import events as e
 from statemachine.evolve_nodes import moved, put_node
-from statemachine.ids import SweepId
+from statemachine.ids import NodeId, SweepId
 from statemachine.lifecycle import NodeState, next_warmth
 from statemachine.state import FleetState, Node, Sweep
 
@@ -42,7 +42,8 @@ def wanted_out(
     }[type(event)]
     if node.state in (NodeState.LOST, NodeState.GONE) and kind != "quarantine":
         return state
-    node = replace(node, wanted_out=kind, wanted_out_by=event.by)
+    to = event.to if isinstance(event, e.SwitchoverRequested) else NodeId("")
+    node = replace(node, wanted_out=kind, wanted_out_by=event.by, wanted_to=to)
     if kind == "quarantine":
         node = replace(node, quarantine=f"{event.by}: {event.comment}".rstrip(": "))
     return put_node(state, node)
@@ -58,7 +59,8 @@ def asked(state: FleetState, event: e.ReleaseRequested | e.SweepAsked) -> FleetS
             return put_node(state, replace(node, sweep_wanted=f"{event.by} asked for it"))
         case e.ReleaseRequested():
             if node.quarantine and not event.force:
-                return put_node(state, replace(node, sweep_wanted=f"{event.by} asked for release"))
+                wish = f"{event.by} asked for release"
+                return put_node(state, replace(node, sweep_wanted=wish, drained_by=""))
             return put_node(
                 state,
                 replace(
@@ -66,6 +68,7 @@ def asked(state: FleetState, event: e.ReleaseRequested | e.SweepAsked) -> FleetS
                     quarantine="",
                     wanted_out="release",
                     wanted_out_by=event.by,
+                    drained_by="",
                     verdict=None,
                 ),
             )
@@ -97,8 +100,12 @@ def placed(
         if before is not NodeState.SWEEPING and not node.quarantine:
             entries = (*entries[-15:], state.at_ms)
         node = replace(node, quarantine=event.reason, quarantined_at_ms=entries, verdict=None)
+    if isinstance(event, e.NodeDrained):
+        node = replace(node, drained_by=event.reason)
+        if node.verdict is not None:  # what was seen of it is not forgotten by taking it away
+            node = replace(node, quarantine=node.verdict.reason, verdict=None)
     if isinstance(event, e.NodePooled):
-        node = replace(stale(node), quarantine="", verdict=None)
+        node = replace(stale(node), quarantine="", drained_by="", verdict=None)
     return put_node(state, node)
 
 

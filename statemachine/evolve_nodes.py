@@ -45,7 +45,8 @@ def is_unsettled(node: Node) -> bool:
         return False
     if node.state in (NodeState.LEAVING, NodeState.QUARANTINED, NodeState.SWEEPING):
         return True
-    return bool(node.wanted_out or node.sweep_wanted or node.quarantine or node.verdict is not None)
+    reasons = (node.wanted_out, node.drained_by, node.sweep_wanted, node.quarantine)
+    return any(reasons) or node.verdict is not None
 
 
 def moved(state: FleetState, node: Node, kind: type[e.Event]) -> Node:
@@ -76,6 +77,7 @@ def joined(state: FleetState, event: e.NodeJoined) -> FleetState:
         node = replace(
             node,
             quarantine=before.quarantine,
+            drained_by=before.drained_by,
             quarantined_at_ms=before.quarantined_at_ms,
             promotions=before.promotions,
         )
@@ -98,7 +100,8 @@ def ended(state: FleetState, event: e.NodeLeft | e.NodeLost) -> FleetState:
         return state
     state = vacate(state, node)
     node = moved(state, node, type(event))
-    return put_node(state, replace(node, accusations=(), verdict=None, wanted_out="", worker=None))
+    node = replace(node, accusations=(), verdict=None, wanted_out="", worker=None)
+    return put_node(state, replace(node, ended_position=state.position))
 
 
 def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:

@@ -87,6 +87,12 @@ class Node(Struct, frozen=True, kw_only=True):
     wanted_out: str = ""
     """What an operator wants: empty, ``drain``, ``switchover``, ``quarantine`` or ``release``."""
     wanted_out_by: str = ""
+    wanted_to: NodeId = NodeId("")
+    """Who shall take its slot, where a switchover names somebody."""
+    drained_by: str = ""
+    """Who drained it; a node belongs to the operator until it is released, whatever it does."""
+    ended_position: Position = Position(0)
+    """Position of the event that ended this incarnation; 0 while it lives."""
     quarantine: str = ""
     """Reason of an open quarantine; survives restarts of the node."""
     quarantined_at_ms: tuple[int, ...] = ()
