@@ -255,8 +255,9 @@ class Layout(Struct, frozen=True, kw_only=True, dict=True):
         kind = self._kinds.get(self.replica_axis)
         if kind is None:
             return ()
+        per_node = self.ranks_per_node
         holders = [
-            {self.slot_of(rank) for rank in kind.ranks(index)}
+            {Slot(rank // per_node) for rank in kind.ranks(index)}
             for index in sorted({kind.index_of(rank) for rank in ranks})
         ]
         return tuple(sorted(set.intersection(*holders) - {Slot(slot)}))

@@ -1,0 +1,38 @@
+"""Virtual time: what is due next. Time moves only when something is due.
+
+Ties are broken by the order of entry, so that a run is the same on every machine.
+"""
+
+import heapq
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Agenda:
+    """Actions by virtual time, in seconds since the start of the run."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.done = 0
+        self._due: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def at(self, at_s: float, action: Action) -> None:
+        """Have `action` run at a time that is not before now."""
+        self._count += 1
+        heapq.heappush(self._due, (max(at_s, self.now_s), self._count, action))
+
+    def after(self, delay_s: float, action: Action) -> None:
+        """Have `action` run `delay_s` from now."""
+        self.at(self.now_s + delay_s, action)
+
+    def run_until(self, end_s: float, before: Action, after: Action) -> None:
+        """Run everything that is due before `end_s`; each action between `before` and `after`."""
+        while self._due and self._due[0][0] < end_s:
+            self.now_s, _, action = heapq.heappop(self._due)
+            self.done += 1
+            before()
+            action()
+            after()
+        self.now_s = end_s

@@ -1,0 +1,321 @@
+"""The state machine on virtual time: facts in, `settle`, projections and instructions out.
+
+This is the shell's loop with everything real taken out: `evolve` folds, `settle` decides,
+`participant` says what each node does, and what a training process would answer is asked of
+`Replies`. No rule is written here.
+
+Theory of operation. A job of 8,192 machines has 8,192 nodes that nothing ever happens to, and a
+transition would have each of them acknowledge. So healthy nodes are *implicit*: the state holds
+records only of nodes that something concerns: those lost, joining, under a verdict, and one replica
+of each slot that is to be filled (somebody must hold its state, or the rules refuse to resume).
+A node that nothing concerns any more is put aside with its record, and comes back with it. What
+the rules see is a job of which the other slots have not spoken; they do not ask how many there are.
+With `explicit` every node is there from the launch on: a test holds the two to the same decisions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from simulator.agenda import Agenda
+from simulator.scenario import Scenario
+from simulator.scenario_file import policy_for
+from statemachine import events as e
+from statemachine import messages as m
+from statemachine.codec import encode_recorded
+from statemachine.decide import next_deadline, settle
+from statemachine.evolve import evolve
+from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot
+from statemachine.lifecycle import NodeState
+from statemachine.participant import (
+    Instruction,
+    Participant,
+    RunRound,
+    Submit,
+    Tell,
+    on_desired,
+    on_message,
+    on_orders,
+)
+from statemachine.state import FleetState, Job, Node
+from statemachine.topology import desired_of, orders_of, subjects
+
+JOB: Final = JobId("job")
+HARDWARE: Final = "sim"
+DIGEST: Final = "sim"
+EPOCH_MS: Final = 1_700_000_000_000
+"""Unix ms of virtual time 0: rules compare times, and 0 means 'never' to some of them."""
+
+
+class Replies(Protocol):
+    """What a node's training process and probes answer, later and on virtual time."""
+
+    def told(self, me: Participant, message: m.ToWorker) -> None:
+        """A training process was told something."""
+
+    def asked_round(self, me: Participant, round_: RunRound) -> None:
+        """A node shall measure one round of a sweep."""
+
+    def heard(self, recorded: e.Recorded) -> None:
+        """The state machine decided something."""
+
+
+def node_id(number: int) -> NodeId:
+    """The name of a machine."""
+    return NodeId(f"n{number:06d}")
+
+
+def number_of(node: str) -> int:
+    """The machine of a name."""
+    return int(node[1:])
+
+
+class Core:
+    """One fleet's state, and the participants of the nodes that have a record."""
+
+    def __init__(self, scenario: Scenario, agenda: Agenda, replies: Replies) -> None:
+        self.scenario = scenario
+        self.agenda = agenda
+        self.replies = replies
+        self.participants: dict[NodeId, Participant] = {}
+        self.aside: dict[NodeId, Node] = {}
+        self.keep: Callable[[e.Recorded], None] | None = None
+        self.entries = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._dirty_jobs = False
+        self._dirty_nodes: set[NodeId] = set()
+        self._unsettled = False
+        self._wake_ms = 0
+        self._replicas: dict[int, tuple[Slot, ...]] = {}
+        policy = policy_for(scenario)
+        self.state = FleetState(policy=policy, at_ms=EPOCH_MS)
+        self.declared = e.JobDeclared(
+            job=JOB,
+            axes=dict(scenario.job.axes),
+            ranks_per_node=scenario.fleet.gpus_per_node,
+            standbys=scenario.fleet.standbys,
+            by="simctl",
+        )
+
+    @property
+    def now_ms(self) -> int:
+        """Virtual Unix ms."""
+        return EPOCH_MS + round(self.agenda.now_s * 1000)
+
+    @property
+    def job(self) -> Job:
+        """The job's record."""
+        return self.state.jobs[JOB]
+
+    @property
+    def digest(self) -> str:
+        """Stands for every entry of the log so far."""
+        return self._digest.hexdigest()
+
+    def replicas_of(self, slot: int) -> tuple[Slot, ...]:
+        """The slots that hold the same state; asked for often, and constant."""
+        found = self._replicas.get(slot)
+        if found is None:
+            found = self._replicas[slot] = self.job.layout.replicas_of(slot)
+        return found
+
+    # --- the log ------------------------------------------------------------------------------
+
+    def submit(self, event: e.AnyEvent, writer: str = "simctl") -> None:
+        """Append a fact; what follows from it is decided when the present action is over."""
+        entry = e.Recorded(
+            position=Position(self.state.position + 1),
+            at_ms=self.now_ms,
+            writer=writer,
+            event=event,
+        )
+        self.state = evolve(self.state, entry)
+        self._hear(entry)
+        self._unsettled = True
+
+    def _hear(self, entry: e.Recorded) -> None:
+        self.entries += 1
+        self._digest.update(encode_recorded(entry))
+        if self.keep is not None:
+            self.keep(entry)
+        jobs, nodes = subjects(entry.event)
+        self._dirty_jobs = self._dirty_jobs or bool(jobs)
+        self._dirty_nodes.update(nodes)
+        self.replies.heard(entry)
+
+    def rest(self, before_deciding: Callable[[], None]) -> None:
+        """Decide, tell everybody, and decide again until nothing follows."""
+        while self._unsettled or self._dirty_nodes or self._dirty_jobs:
+            before_deciding()
+            self._unsettled = False
+            settled = settle(self.state, self.now_ms, "simctl")
+            self.state = settled.state
+            for entry in settled.recorded:
+                self._hear(entry)
+            self._deliver()
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        due_ms = next_deadline(self.state, self.now_ms, self.state.policy)
+        if due_ms is None or due_ms == self._wake_ms:
+            return
+        self._wake_ms = due_ms
+        self.agenda.at((due_ms - EPOCH_MS) / 1000 + 1e-4, lambda: self._alarm(due_ms))
+
+    def _alarm(self, due_ms: int) -> None:
+        if due_ms == self._wake_ms:
+            self._wake_ms = 0
+            self._unsettled = True
+
+    # --- projections and answers --------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        nodes, jobs = self._dirty_nodes, self._dirty_jobs
+        self._dirty_nodes, self._dirty_jobs = set(), False
+        for name in sorted(nodes):
+            me, record = self.participants.get(name), self.state.nodes.get(name)
+            if me is not None and record is not None:
+                self._took(on_orders(me, orders_of(self.state, record)))
+        for number in sorted(self.state.sweeps):
+            sweep = self.state.sweeps[number]
+            partner = self.participants.get(sweep.request.partner)
+            record = self.state.nodes.get(sweep.request.partner)
+            if partner is not None and record is not None:
+                self._took(on_orders(partner, orders_of(self.state, record)))
+        if jobs and JOB in self.state.jobs:
+            desired = desired_of(self.state, self.job)
+            for name in sorted(self.participants):
+                self._took(on_desired(self.participants[name], desired))
+
+    def _took(self, outcome: tuple[Participant, tuple[Instruction, ...]]) -> None:
+        me, instructions = outcome
+        self.participants[me.node] = me
+        for instruction in instructions:
+            match instruction:
+                case Tell():
+                    self.replies.told(me, instruction.message)
+                case Submit():
+                    self.submit(instruction.event, me.node)
+                case RunRound():
+                    self.replies.asked_round(me, instruction)
+
+    def say(self, node: NodeId, incarnation: Incarnation, said: m.FromWorker) -> None:
+        """A training process says something, unless its life is over."""
+        me = self.participants.get(node)
+        if me is not None and me.incarnation == incarnation:
+            self._took(on_message(me, said))
+
+    # --- nodes come and go --------------------------------------------------------------------
+
+    def join(self, number: int, incarnation: int, *, ready: bool = True) -> None:
+        """A machine's agent takes a lease and its training process is ready."""
+        name = node_id(number)
+        self.aside.pop(name, None)
+        me = Participant(node=name, incarnation=Incarnation(incarnation), job=JOB)
+        self.participants[name] = me
+        self.submit(
+            e.NodeJoined(
+                node=name,
+                incarnation=me.incarnation,
+                host=name,
+                ranks=self.scenario.fleet.gpus_per_node,
+                hardware=HARDWARE,
+                probe_port=1,
+            ),
+            name,
+        )
+        if ready:
+            self._took(on_message(me, _ready(name)))
+
+    def part(self, number: int) -> None:
+        """A machine's participant is no more."""
+        self.participants.pop(node_id(number), None)
+
+    def launch_implicit(self) -> None:
+        """The job as it is after its launch, with every holder implicit."""
+        self.submit(self.declared)
+        job = replace(self.job, epoch=Epoch(1), last_transition=1)
+        reference = {"gemm_gflops_best": 100.0, "link_mbps_best": 100.0}
+        self.state = replace(
+            self.state,
+            jobs=self.state.jobs.insert(JOB, job),
+            present=self.scenario.slots,
+            reference=self.state.reference.insert(HARDWARE, (reference,)),
+        )
+
+    def materialise(self, number: int, slot: int, incarnation: int) -> None:
+        """Give a healthy holder its record back."""
+        name = node_id(number)
+        if name in self.participants:
+            return
+        node = self.aside.pop(name, None) or self._fresh(name, slot, incarnation)
+        job = replace(self.job, holders=self.job.holders.insert(Slot(slot), name))
+        self.state = replace(
+            self.state,
+            nodes=self.state.nodes.insert(name, node),
+            jobs=self.state.jobs.insert(JOB, job),
+        )
+        self.participants[name] = Participant(
+            node=name,
+            incarnation=node.incarnation,
+            job=JOB,
+            ready=_ready(name),
+            epoch=job.epoch,
+            slot=Slot(slot),
+            member=True,
+        )
+
+    def _fresh(self, name: NodeId, slot: int, incarnation: int) -> Node:
+        said = _ready(name)
+        worker = e.WorkerReady(
+            node=name,
+            incarnation=Incarnation(incarnation),
+            job=JOB,
+            host=said.host,
+            port=said.port,
+            transfer_port=said.transfer_port,
+            pid=said.pid,
+            digest=said.digest,
+        )
+        return Node(
+            node=name,
+            incarnation=Incarnation(incarnation),
+            state=NodeState.ACTIVE,
+            host=name,
+            since_at_ms=EPOCH_MS,
+            joined_at_ms=EPOCH_MS,
+            hardware=HARDWARE,
+            probe_port=1,
+            worker=worker,
+            job=JOB,
+            slot=Slot(slot),
+        )
+
+    def put_aside(self, needed: Iterable[NodeId]) -> None:
+        """Make every healthy holder implicit again that nothing concerns."""
+        job = self.state.jobs.get(JOB)
+        if job is None or job.pending is not None or job.vacant:
+            return
+        wanted = set(needed) | {self.state.sweeps[n].request.partner for n in self.state.sweeps}
+        state, holders = self.state, job.holders
+        for slot in sorted(holders):
+            name = holders[slot]
+            node = state.nodes.get(name)
+            if node is None or node.state is not NodeState.ACTIVE or name in wanted:
+                continue
+            if name in state.unsettled or name in state.accused:
+                continue
+            self.aside[name] = node
+            self.participants.pop(name, None)
+            holders = holders.remove(slot)
+            state = replace(state, nodes=state.nodes.remove(name))
+        job = replace(job, holders=holders)
+        self.state = replace(state, jobs=state.jobs.insert(JOB, job))
+
+
+def _ready(name: NodeId) -> m.Ready:
+    return m.Ready(pid=1, host=name, port=1, transfer_port=2, digest=DIGEST, state_bytes=0)

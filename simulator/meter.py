@@ -1,0 +1,131 @@
+"""Where the time went: wall time of the job split by what it was used for, and work done.
+
+Work is measured in seconds that a healthy job would need for it. `lost_s` is work that was done
+and thrown away. Every second of wall time is in exactly one of the columns.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from simulator.scenario import Scenario
+
+
+class Totals(Struct, kw_only=True):
+    """Sums over a run; times in seconds of the whole job, `idle_node_s` of single machines."""
+
+    wall_s: float = 0.0
+    work_s: float = 0.0
+    """Work that counts: done and not thrown away."""
+    running_s: float = 0.0
+    slow_s: float = 0.0
+    """Time lost while running, to slow machines, checkpoints and missing replicas."""
+    down_s: float = 0.0
+    planned_s: float = 0.0
+    lost_s: float = 0.0
+    idle_node_s: float = 0.0
+    human_h: float = 0.0
+    losses: int = 0
+    planned: int = 0
+    grey: int = 0
+    caught: int = 0
+    false_swaps: int = 0
+    cold: int = 0
+    waited: int = 0
+    """Losses for which no machine was free at once."""
+    sweeps: int = 0
+    downtimes_s: list[float] = []
+
+    def ettr(self) -> float:
+        """Share of wall time that became work that counts."""
+        return self.work_s / self.wall_s if self.wall_s else 0.0
+
+
+class Meter:
+    """Splits the wall time of one run."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        job = scenario.job
+        self.totals = Totals()
+        self.speed = 1.0
+        self.idle = 0
+        self.state = "running"
+        self._now_s = 0.0
+        self._work_s = 0.0
+        self._step_s = job.step_s
+        self._down_since_s = 0.0
+        self._overhead = 1 + job.checkpoint_stall_s / job.checkpoint_interval_s
+
+    def advance(self, now_s: float) -> None:
+        """Account for the time until now."""
+        passed_s = now_s - self._now_s
+        self._now_s = now_s
+        totals = self.totals
+        totals.wall_s += passed_s
+        totals.idle_node_s += passed_s * self.idle
+        if self.state == "running":
+            done_s = passed_s * self.speed / self._overhead
+            self._work_s += done_s
+            totals.running_s += passed_s
+            totals.slow_s += passed_s - done_s
+        elif self.state == "planned":
+            totals.planned_s += passed_s
+        else:
+            totals.down_s += passed_s
+
+    def stop(self, state: str) -> None:
+        """The job stands still from now on: ``down`` or ``planned``."""
+        if self.state == "running":
+            self._down_since_s = self._now_s
+        self.state = state
+
+    def resume(self) -> None:
+        """The job runs again."""
+        if self.state != "running":
+            self.totals.downtimes_s.append(self._now_s - self._down_since_s)
+        self.state = "running"
+
+    def roll_back(self, to_multiple_s: float) -> None:
+        """Throw away the work since the last multiple of an interval of work."""
+        lost_s = self._work_s % to_multiple_s
+        self._work_s -= lost_s
+        self.totals.lost_s += lost_s
+
+    def to_boundary_s(self, interval_s: float = 0.0) -> float:
+        """Wall time until the next multiple of an interval of work (a step, by default)."""
+        interval_s = interval_s or self._step_s
+        left_s = interval_s - self._work_s % interval_s
+        return left_s / (self.speed / self._overhead)
+
+    def close(self) -> Totals:
+        """Return the sums."""
+        self.totals.work_s = self._work_s
+        return self.totals
+
+
+def pace(slow: Mapping[int, float], axes: Mapping[str, int], per_node: int, micro: int) -> float:
+    """Speed of a job (1: healthy) whose slots have these factors of work.
+
+    A pipeline of p stages and m microbatches takes (m - 1) times its slowest stage plus one pass
+    through all; replicas wait for the slowest pipeline; ranks of one stage for their slowest.
+    """
+    if not slow:
+        return 1.0
+    stages = axes.get("pp", 1)
+    inner = 1
+    for name in list(axes)[list(axes).index("pp") + 1 :] if "pp" in axes else ():
+        inner *= axes[name]
+    per_stage = max(1, inner // per_node)
+    pipelines: dict[int, dict[int, float]] = {}
+    for slot, factor in slow.items():
+        stage = slot // per_stage % stages
+        place = slot // (per_stage * stages) * per_stage + slot % per_stage
+        found = pipelines.setdefault(place, {})
+        found[stage] = max(found.get(stage, 1.0), factor)
+    # Ranks beside each other in a stage exchange per layer, so a stage is as slow as its slowest
+    # machine in the same pipeline; pipelines meet only at the end of the step.
+    worst = 1.0
+    for factors in pipelines.values():
+        total = (micro - 1) * max(factors.values()) + stages + sum(f - 1 for f in factors.values())
+        worst = max(worst, total / (micro - 1 + stages))
+    return 1 / worst

@@ -1,0 +1,369 @@
+"""The swap family: a fleet whose every decision is the state machine's, on virtual time.
+
+Here is what the rules cannot know: what breaks, how long things take, what a sweep measures, when a
+provisioner delivers. Facts go to `Core`, answers come back as actions on the agenda.
+
+Theory of operation. The job stands still from the instant a holder breaks until every member is
+inside the new groups. Detection, preparation and the switch are delays between facts; how many
+there are, who takes the slot and what happens to a second loss meanwhile is decided by `settle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+
+from simulator.agenda import Agenda
+from simulator.core import DIGEST, JOB, Core, node_id, number_of
+from simulator.faults import Fault, Kind, Trace
+from simulator.machines import Plant
+from simulator.meter import Meter, Totals, pace
+from simulator.parts import Costs, Recipe, costs_of
+from simulator.quarantine import Quarantine
+from simulator.rng import Streams
+from simulator.scenario import Scenario
+from simulator.supply import Supply
+from statemachine import events as e
+from statemachine import messages as m
+from statemachine.ids import Epoch, Slot
+from statemachine.lifecycle import NodeState, Phase
+from statemachine.participant import Participant, RunRound
+
+
+
+class World:
+    """One replication of one swap strategy."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        recipe: Recipe,
+        trace: Trace,
+        replication: int = 0,
+        *,
+        explicit: bool = False,
+        keep: Callable[[e.Recorded], None] | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.recipe = recipe
+        self.explicit = explicit
+        self.monitor = scenario.guard.monitor if recipe.monitor is None else recipe.monitor
+        self.sweeps = scenario.guard.sweep if recipe.sweep is None else recipe.sweep
+        self.costs: Costs = costs_of(scenario, recipe)
+        self.standbys = scenario.fleet.standbys if recipe.standby else 0
+        self.agenda = Agenda()
+        self.meter = Meter(scenario)
+        self.streams = Streams(scenario.seed, replication)
+        self.plant = Plant(scenario, trace, self.standbys)
+        self.core = Core(scenario, self.agenda, self)
+        self.core.keep = keep
+        self.supply = Supply(self)
+        self.quarantine = Quarantine(self)
+        self.broken: dict[int, Fault] = {}
+        """Slot -> fault of its holder, until another machine has taken the slot."""
+        self.accused: dict[int, Fault] = {}
+        """Machine -> fault, of those whose loss will be or was declared."""
+        self._plan: e.TransitionPlanned | None = None
+        self._cold: set[int] = set()
+        for fault in trace.faults:
+            self.agenda.at(fault.at_s, partial(self._happens, fault))
+        self._launch()
+
+    def run(self) -> Totals:
+        """Run to the end and return where the time went."""
+        self._rest()
+        self.agenda.run_until(self.scenario.horizon_s, self._passes, self._rest)
+        self.meter.advance(self.agenda.now_s)
+        return self.meter.close()
+
+    @property
+    def totals(self) -> Totals:
+        """The sums so far."""
+        return self.meter.totals
+
+    # --- beginning ----------------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        first_standby = self.plant.slots
+        if self.explicit:
+            self.core.submit(self.core.declared)
+            for number in range(self.plant.slots + self.standbys):
+                self.core.join(number, 1)
+        else:
+            self.core.launch_implicit()
+            for number in range(first_standby, first_standby + self.standbys):
+                self.core.join(number, 1)
+        for number in sorted(self.plant.trace.slow):
+            self.quarantine.turned_slow(number)
+        self._set_pace()
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def _happens(self, fault: Fault) -> None:
+        match fault.kind:
+            case Kind.HARD:
+                self.break_down(fault.machine, fault)
+            case Kind.GREY:
+                self.quarantine.turn_slow(fault)
+            case Kind.PLANNED:
+                self._drain(self.plant.holder(fault.machine))
+            case Kind.FALSE_ALARM:
+                self.quarantine.false_alarm(self.plant.holder(fault.machine))
+
+    def break_down(self, number: int, fault: Fault) -> None:
+        """A machine fails hard; if it holds a slot, the job stands still from now on."""
+        plant = self.plant
+        if plant.ignores(fault):
+            return
+        slot = plant.slot_of(number)
+        if slot < 0 and node_id(number) not in self.core.participants:
+            return
+        plant.machine(number).up = False
+        self.accused[number] = fault
+        delay_s = 0.0
+        if slot >= 0:
+            self.totals.losses += 1
+            self.broken[slot] = fault
+            if self.meter.state == "running":
+                self.meter.roll_back(self.scenario.job.step_s)
+            self.meter.stop("down")
+            kind = self.scenario.faults.classes[fault.fault_class]
+            delay_s = self.costs.detect_s + kind.detect_s + kind.locate_s
+        life = plant.incarnation(number)
+        self.agenda.after(delay_s, partial(self._accuse, number, life, fault))
+
+    def _accuse(self, number: int, life: int, fault: Fault) -> None:
+        """The fleet gets to know what happened."""
+        if self.plant.incarnation(number) != life:
+            return
+        slot = self.plant.slot_of(number)
+        if slot >= 0:
+            self.hold_record(number)
+            self._ensure_witness(slot)
+        node, incarnation = node_id(number), self.core.state.nodes[node_id(number)].incarnation
+        kind = self.scenario.faults.classes[fault.fault_class].evidence
+        witness = self._witness(slot) if kind == "reset" and slot >= 0 else None
+        if witness is not None:
+            reporter = self.core.state.nodes[node_id(witness)]
+            event: e.AnyEvent = e.PeerReset(
+                node=reporter.node,
+                incarnation=reporter.incarnation,
+                job=JOB,
+                epoch=self.core.job.epoch,
+                peer=node,
+                peer_incarnation=incarnation,
+                group=self.core.job.layout.groups_of_rank(0)[0].name,
+            )
+        elif kind == "lease":
+            event = e.LeaseExpired(node=node, incarnation=incarnation)
+        else:
+            event = e.WorkerExited(node=node, incarnation=incarnation, job=JOB, reason="fault")
+        self.core.submit(event)
+
+    def hold_record(self, number: int) -> None:
+        """Make sure that a holder has a record in the state."""
+        slot = self.plant.slot_of(number)
+        if slot >= 0:
+            self.core.materialise(number, slot, self.plant.incarnation(number))
+
+    def _witness(self, slot: int) -> int | None:
+        """A whole machine that holds the same state as a slot."""
+        for replica in self.core.replicas_of(slot):
+            number = self.plant.holder(replica)
+            if replica not in self.broken and self.plant.is_whole(number):
+                return number
+        return None
+
+    def _ensure_witness(self, slot: int) -> None:
+        held = self.core.job.holders
+        for replica in self.core.replicas_of(slot):
+            if Slot(replica) in held and replica not in self.broken:
+                return
+        number = self._witness(slot)
+        if number is not None:
+            self.hold_record(number)
+
+    def _drain(self, number: int) -> None:
+        """An operator wants a machine out for maintenance."""
+        if not self.plant.is_whole(number) or self.plant.slot_of(number) < 0:
+            return
+        self.hold_record(number)
+        self.quarantine.maintained.add(number)
+        self.core.submit(e.DrainRequested(node=node_id(number), by="maintenance"))
+
+    # --- around every decision ----------------------------------------------------------------
+
+    def _passes(self) -> None:
+        self.meter.advance(self.agenda.now_s)
+
+    def _rest(self) -> None:
+        self.core.rest(self._before_deciding)
+        self.supply.balance()
+        self.core.rest(self._before_deciding)
+        if not self.explicit:
+            self.core.put_aside(())
+        self.meter.idle = len(self.core.state.pool)
+
+    def _before_deciding(self) -> None:
+        job = self.core.state.jobs.get(JOB)
+        if job is not None and not self.explicit:
+            for slot in job.vacant:
+                self._ensure_witness(slot)
+            self.quarantine.ensure_partner()
+
+    def _set_pace(self) -> None:
+        self.meter.speed = pace(
+            self.plant.slow,
+            self.scenario.job.axes,
+            self.scenario.fleet.gpus_per_node,
+            self.scenario.job.microbatches,
+        )
+
+    def pace_changed(self) -> None:
+        """A holder turned slow or well, or another machine took a slot."""
+        self._set_pace()
+
+    # --- what the state machine decided -------------------------------------------------------
+
+    def heard(self, recorded: e.Recorded) -> None:
+        """Physical consequences of an entry of the log."""
+        event = recorded.event
+        match event:
+            case e.TransitionPlanned():
+                self._plan = event
+                if event.motive is e.Motive.UNPLANNED:
+                    self._note_cold(event)
+            case e.TransitionCommitted():
+                self._committed(event)
+            case e.TransitionFinished():
+                self._finished()
+            case e.NodeLost():
+                self._lost(number_of(event.node))
+            case _:
+                self.quarantine.heard(event)
+
+    def _note_cold(self, plan: e.TransitionPlanned) -> None:
+        job = self.core.job
+        for change in plan.changes:
+            node = self.core.state.nodes[change.joiner]
+            if not node.warm_for(JOB, job.layout.role_of(change.slot)):
+                self._cold.add(number_of(change.joiner))
+                self.totals.cold += 1
+
+    def _committed(self, event: e.TransitionCommitted) -> None:
+        plan = self._plan
+        if plan is None or plan.transition != event.transition or plan.motive is e.Motive.LAUNCH:
+            return
+        for change in plan.changes:
+            number = number_of(change.joiner)
+            self.plant.seat(change.slot, number)
+            if self.plant.is_whole(number):
+                self.broken.pop(change.slot, None)
+            else:
+                self.broken[change.slot] = self.accused[number]
+            self.quarantine.seated(number)
+        self.pace_changed()
+
+    def _finished(self) -> None:
+        self._cold.clear()
+        if not self.broken and not self.core.job.vacant:
+            self.meter.resume()
+
+    def _lost(self, number: int) -> None:
+        """A machine is fenced: it goes to repair and comes back to the supply, or to a sweep."""
+        self.core.part(number)
+        fault = self.accused.pop(number, None)
+        if fault is None:  # the rules gave it up although it is whole: it is free again
+            self.supply.give_back(number)
+            return
+        if self.sweeps:
+            self.core.submit(e.QuarantineRequested(node=node_id(number), by="triage"))
+        self.supply.send_to_repair(number, fault)
+
+    # --- what nodes answer --------------------------------------------------------------------
+
+    def _answers(self, me: Participant, delay_s: float, said: Callable[[], m.FromWorker]) -> None:
+        number = number_of(me.node)
+
+        def answer() -> None:
+            if self.plant.is_whole(number):
+                self.core.say(me.node, me.incarnation, said())
+
+        if delay_s <= 0:
+            self.agenda.after(0.0, answer)
+        else:
+            self.agenda.after(delay_s, answer)
+
+    def told(self, me: Participant, message: m.ToWorker) -> None:
+        """A training process was told something: answer when it is done."""
+        match message:
+            case m.Rehearse():
+                first = not self.core.state.nodes[me.node].rehearsals[1:]
+                wait_s = self.costs.rehearse_s if first else self.costs.rehearse_next_s
+                done = m.Rehearsed(job=message.job, role=message.role, digest=DIGEST)
+                self._answers(me, wait_s if self.agenda.now_s > 0 else 0.0, lambda: done)
+            case m.Prepare():
+                self._told_prepare(me, message)
+            case m.Commit():
+                self._told_commit(me, message)
+            case _:
+                pass
+
+    def _told_prepare(self, me: Participant, message: m.Prepare) -> None:
+        number = number_of(me.node)
+        delay_s, report = 0.0, None
+        if message.motive is e.Motive.PLANNED:
+            delay_s = self.costs.prepare_s
+        elif message.motive is e.Motive.UNPLANNED:
+            holds = me.slot >= 0 and me.member
+            applied = int(self.meter.totals.running_s)
+            report = e.Report(has_state=holds, applied=applied if holds else -1)
+            if number in self._cold:
+                delay_s = max(0.0, self.costs.cold_s - self.costs.pause_unplanned_s)
+        else:
+            report = e.Report(has_state=False)
+        said = m.Prepared(transition=message.transition, links_opened=1, took_ms=0.0, report=report)
+        self._answers(me, delay_s, lambda: said)
+
+    def _told_commit(self, me: Participant, message: m.Commit) -> None:
+        said = m.Applied(transition=message.transition, epoch=message.epoch, step=0)
+        match message.motive:
+            case e.Motive.PLANNED:
+                boundary_s = self.meter.to_boundary_s()
+                self.agenda.after(boundary_s, partial(self._pause, message.epoch))
+                delay_s = boundary_s + self.costs.pause_planned_s
+            case e.Motive.UNPLANNED:
+                delay_s = self.costs.pause_unplanned_s
+            case _:
+                delay_s = 0.0
+        if not message.leave:
+            self._answers(me, delay_s, lambda: said)
+
+    def _pause(self, epoch: Epoch) -> None:
+        """The boundary of a planned transition: the job stands still for the switch."""
+        pending = self.core.job.pending
+        still = pending is not None and pending.phase is Phase.COMMITTED
+        if still and self.core.job.epoch == epoch and self.meter.state == "running":
+            self.totals.planned += 1
+            self.meter.stop("planned")
+
+    def asked_round(self, me: Participant, round_: RunRound) -> None:
+        """A node measures one round of a sweep."""
+        self.quarantine.measure(me, round_)
+
+    def is_active(self, number: int) -> bool:
+        """Whether a machine holds a slot by the log."""
+        node = self.core.state.nodes.get(node_id(number))
+        if node is None:
+            return self.plant.slot_of(number) >= 0
+        return node.state is NodeState.ACTIVE
+
+    def renewed(self, number: int) -> int:
+        """Begin a new life of a machine's agent; return its incarnation."""
+        machine = self.plant.machine(number)
+        machine.incarnation += 1
+        machine.away = False
+        return machine.incarnation
+
+
