@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.groups.frames import chunk_bytes_for
 from worker.groups.port import ReduceOp
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -106,3 +107,35 @@ class Arithmetic:
         if self._members:
             divide = np.floor_divide if array.dtype.kind in "iu" else np.true_divide
             divide(array, self._members, out=array)
+
+
+class Cuts:
+    """A flat array cut into one segment per member and each of these into as many chunks."""
+
+    def __init__(self, array: Array, size: int) -> None:
+        self._array = array
+        self._raw = array.data.cast("B")
+        self._item = array.itemsize
+        self._bounds = [index * array.size // size for index in range(size + 1)]
+        longest = -(-array.size // size) * array.itemsize
+        self.chunks = max(1, -(-longest // chunk_bytes_for(longest)))
+
+    def _range(self, segment: int, chunk: int) -> tuple[int, int]:
+        low, high = self._bounds[segment], self._bounds[segment + 1]
+        length = high - low
+        return low + chunk * length // self.chunks, low + (chunk + 1) * length // self.chunks
+
+    def part(self, segment: int, chunk: int) -> Array:
+        """The elements of one chunk."""
+        low, high = self._range(segment, chunk)
+        return self._array[low:high]
+
+    def payload(self, segment: int, chunk: int) -> memoryview:
+        """The bytes of one chunk."""
+        low, high = self._range(segment, chunk)
+        return self._raw[low * self._item : high * self._item]
+
+    def nbytes(self, segment: int, chunk: int) -> int:
+        """The size of one chunk."""
+        low, high = self._range(segment, chunk)
+        return (high - low) * self._item

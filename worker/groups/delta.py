@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.groups.arrays import Arithmetic, Array, Copyable, Reducible, check_reducible
+from worker.groups.arrays import Arithmetic, Array, Copyable, Cuts, Reducible, check_reducible
+from worker.groups.backend import Capabilities
 from worker.groups.bulk import BulkStream
 from worker.groups.direct import DirectGroup
 from worker.groups.exchange import Lane
-from worker.groups.frames import CHUNK_BYTES_MAX, chunk_bytes_for, chunks_of
-from worker.groups.port import Capabilities, ReduceOp
+from worker.groups.frames import CHUNK_BYTES_MAX, chunks_of
+from worker.groups.port import ReduceOp
 from worker.groups.rings import Pass, Relay
 from worker.groups.view import View
 
@@ -125,7 +126,7 @@ class DeltaBackend(DirectGroup):
     def _ring_reduce(self, view: View, array: Array, arithmetic: Arithmetic) -> bool:
         """Reduce-scatter, then all-gather, as one trip of 2 (n - 1) steps."""
         size = view.plan.size
-        cuts = _Cuts(array, size)
+        cuts = Cuts(array, size)
         scratch = self._scratch_for(array)
         raw = scratch.data.cast("B")
 
@@ -167,7 +168,7 @@ class DeltaBackend(DirectGroup):
         size = view.plan.size
         if size == 1 or not array.size:
             return True
-        cuts = _Cuts(array, size)
+        cuts = Cuts(array, size)
         scratch = self._scratch_for(array)
         raw = scratch.data.cast("B")
 
@@ -314,35 +315,3 @@ class DeltaBackend(DirectGroup):
         if self._scratch is None:
             self._scratch = np.empty(CHUNK_BYTES_MAX, dtype=np.uint8)
         return self._scratch.view(array.dtype)
-
-
-class _Cuts:
-    """A flat array cut into one segment per member and each of these into as many chunks."""
-
-    def __init__(self, array: Array, size: int) -> None:
-        self._array = array
-        self._raw = array.data.cast("B")
-        self._item = array.itemsize
-        self._bounds = [index * array.size // size for index in range(size + 1)]
-        longest = -(-array.size // size) * array.itemsize
-        self.chunks = max(1, -(-longest // chunk_bytes_for(longest)))
-
-    def _range(self, segment: int, chunk: int) -> tuple[int, int]:
-        low, high = self._bounds[segment], self._bounds[segment + 1]
-        length = high - low
-        return low + chunk * length // self.chunks, low + (chunk + 1) * length // self.chunks
-
-    def part(self, segment: int, chunk: int) -> Array:
-        """The elements of one chunk."""
-        low, high = self._range(segment, chunk)
-        return self._array[low:high]
-
-    def payload(self, segment: int, chunk: int) -> memoryview:
-        """The bytes of one chunk."""
-        low, high = self._range(segment, chunk)
-        return self._raw[low * self._item : high * self._item]
-
-    def nbytes(self, segment: int, chunk: int) -> int:
-        """The size of one chunk."""
-        low, high = self._range(segment, chunk)
-        return (high - low) * self._item

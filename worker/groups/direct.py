@@ -17,11 +17,12 @@ from typing import Final
 from torch import Tensor
 
 from worker.groups.arrays import Copyable
+from worker.groups.backend import DirectTicket
 from worker.groups.exchange import MORE, OTHER_LANE, Lane, receive, send
 from worker.groups.frames import chunks_of
+from worker.groups.link import Link, LinkKey
 from worker.groups.linked import LinkedGroup
-from worker.groups.links import Link, LinkKey
-from worker.groups.port import Cause, CauseKind, Channel, DirectTicket, PrepareRefused
+from worker.groups.port import Cause, CauseKind, Channel, PrepareRefused
 from worker.groups.view import View
 
 OPEN_DEADLINE_S: Final = 10.0
@@ -167,7 +168,7 @@ class DirectGroup(LinkedGroup):
         with self._lock:
             if self._view is view:
                 into[peer] = link
-                self._hold([link], view.plan.transition)
+                self._ledger.hold([link], view.plan.transition)
 
     def _dial(self, view: View, line: _Line) -> None:
         """Dial in a thread of its own: an abort must get this rank out at once."""

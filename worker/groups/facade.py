@@ -16,35 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from worker.groups.port import Cause, DirectTicket, GroupBackend, GroupPlan, ReduceOp
+from worker.groups.backend import DirectTicket, GroupBackend
+from worker.groups.forms import op_of, rows, split_first_axis
+from worker.groups.port import Cause, GroupPlan
 from worker.groups.work import CompletedWork, PostedWork
 
 _ProcessGroup: Any = dist.ProcessGroup  # typed with every legacy calling form; we take torch's own
-_KINDS: Any = dist.ReduceOp.RedOpType  # an enumeration whose members the stubs omit
-_OPS = {
-    _KINDS.SUM: ReduceOp.SUM,
-    _KINDS.AVG: ReduceOp.AVG,
-    _KINDS.MIN: ReduceOp.MIN,
-    _KINDS.MAX: ReduceOp.MAX,
-    _KINDS.PRODUCT: ReduceOp.PRODUCT,
-    _KINDS.BAND: ReduceOp.BAND,
-    _KINDS.BOR: ReduceOp.BOR,
-    _KINDS.BXOR: ReduceOp.BXOR,
-}
-
-
-def _op_of(options: Any) -> ReduceOp:
-    """Our name of the reduction in torch's options.
-
-    Raises:
-        TypeError: a reduction that we do not know, such as PREMUL_SUM.
-    """
-    if options is None:
-        return ReduceOp.SUM
-    kind = getattr(options.reduceOp, "op", options.reduceOp)
-    if kind not in _OPS:
-        raise TypeError(f"reduction {kind} is not supported by managed groups")
-    return _OPS[kind]
 
 
 class Sandbox(Protocol):
@@ -152,7 +129,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> CompletedWork:
         """Reduce each tensor in place."""
-        op = _op_of(opts)
+        op = op_of(opts)
         backend = self._backend
         return self._run(
             "all_reduce",
@@ -167,7 +144,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> CompletedWork:
         """Reduce into the root's tensors."""
-        op = _op_of(opts)
+        op = op_of(opts)
         root = opts.rootRank if opts is not None else 0
         backend = self._backend
         return self._run(
@@ -181,7 +158,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> CompletedWork:
         """Reduce, and keep this member's part."""
-        op = _op_of(opts)
+        op = op_of(opts)
         backend = self._backend
         pairs = list(zip(outputs, inputs, strict=True))
         return self._run(
@@ -195,7 +172,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> CompletedWork:
         """Reduce one tensor whose first axis is cut into members' parts."""
-        return self.reduce_scatter([output], [_rows(source, output, self._size)], opts)
+        return self.reduce_scatter([output], [rows(source, output, self._size)], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -205,7 +182,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         """Reduce several such tensors."""
         pairs = zip(outputs, sources, strict=True)
         return self.reduce_scatter(
-            outputs, [_rows(src, out, self._size) for out, src in pairs], opts
+            outputs, [rows(src, out, self._size) for out, src in pairs], opts
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -238,7 +215,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> CompletedWork:
         """Gather into one tensor whose first axis holds members' parts."""
-        return self.allgather([_rows(output, source, self._size)], [source], opts)
+        return self.allgather([rows(output, source, self._size)], [source], opts)
 
     _allgather_base = all_gather_single
 
@@ -247,7 +224,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
     ) -> CompletedWork:
         """Gather several such tensors."""
         pairs = zip(outputs, sources, strict=True)
-        return self.allgather([_rows(out, src, self._size) for out, src in pairs], sources, opts)
+        return self.allgather([rows(out, src, self._size) for out, src in pairs], sources, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -301,8 +278,8 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> CompletedWork:
         """Exchange parts of one tensor, cut along its first axis."""
-        outputs = _split(output, output_splits, self._size)
-        return self.alltoall(outputs, _split(source, input_splits, self._size), opts)
+        outputs = split_first_axis(output, output_splits, self._size)
+        return self.alltoall(outputs, split_first_axis(source, input_splits, self._size), opts)
 
     alltoall_base = all_to_all_single
 
@@ -331,14 +308,3 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: Any = None) -> CompletedWork:
         """Return when all members have called it."""
         return self._run("barrier", [], self._backend.barrier, lambda: None)
-
-
-def _rows(whole: Tensor, part: Tensor, size: int) -> list[Tensor]:
-    """Views of `whole`, one per member, each shaped like `part`."""
-    flat = whole.view(size, -1)
-    return [flat[index].view(part.shape) for index in range(size)]
-
-
-def _split(whole: Tensor, splits: Sequence[int], size: int) -> list[Tensor]:
-    lengths = list(splits) or [whole.shape[0] // size] * size
-    return list(torch.split(whole, lengths))

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 from worker.groups.bulk import OutOfStep, PeerMovedOn, StreamEnded, StreamFault
 from worker.groups.exchange import Exchange, Interrupted, Lane, NothingMoved
-from worker.groups.links import Link, LinkEndpoint
+from worker.groups.ledger import Ledger
+from worker.groups.link import Link
+from worker.groups.links import LinkEndpoint
 from worker.groups.port import (
     Cause,
     CauseKind,
@@ -63,9 +65,7 @@ class LinkedGroup:
         self._prepared: dict[int, View] = {}
         self._told: dict[int, int | None] = {}
         self._accused: set[tuple[str, int]] = set()
-        self._held: dict[int, Link] = {}
-        self._counts = LinkCounts()
-        self._released_bytes = [0, 0]
+        self._ledger = Ledger()
         self._sequence = 0
         self._last_tag = 0
         self._wake = WakeUp()
@@ -89,12 +89,7 @@ class LinkedGroup:
     def counts(self) -> LinkCounts:
         """Links and bytes so far."""
         with self._lock:
-            counts = self._counts
-            held = [link.bulk for link in self._held.values()]
-            counts.sent_bytes = self._released_bytes[0] + sum(one.sent_bytes for one in held)
-            received = sum(one.received_bytes for one in held)
-            counts.received_bytes = self._released_bytes[1] + received
-            return counts
+            return self._ledger.counts()
 
     def waits(self) -> Waits:
         """Where the time went since the last reset."""
@@ -122,7 +117,7 @@ class LinkedGroup:
         with self._lock:
             view = View(plan, links, direct)
             self._prepared[plan.tag] = view
-            opened = self._hold(view.all_links, plan.transition)
+            opened = self._ledger.hold(view.all_links, plan.transition)
         kept = len(view.all_links) - opened
         return Prepared(plan.tag, opened, kept, time.monotonic() - started)
 
@@ -136,25 +131,9 @@ class LinkedGroup:
         if plan.tag <= self._last_tag:
             raise PrepareRefused(f"{plan.name}: plan is not newer than the one in force", None)
 
-    def _hold(self, links: list[Link], transition: int) -> int:
-        """Count the links that this group did not hold yet."""
-        fresh = {link.serial: link for link in links if link.serial not in self._held}
-        self._held.update(fresh)
-        if fresh:
-            by = self._counts.opened_by_transition
-            by[transition] = by.get(transition, 0) + len(fresh)
-            self._counts.opened += len(fresh)
-        return len(fresh)
-
     def _release(self, wanted: set[int], transition: int) -> None:
-        """Let go of every held link that is not `wanted` (by serial), and retire it."""
-        for serial in [serial for serial in self._held if serial not in wanted]:
-            link = self._held.pop(serial)
-            self._released_bytes[0] += link.bulk.sent_bytes
-            self._released_bytes[1] += link.bulk.received_bytes
-            by = self._counts.closed_by_transition
-            by[transition] = by.get(transition, 0) + 1
-            self._counts.closed += 1
+        """Let go of every link that is not `wanted` (by serial), and retire it."""
+        self._ledger.release(wanted, transition)
         links = self._endpoint.links_of(self.name)
         self._endpoint.retire(link for link in links if link.serial not in wanted)
 
@@ -179,7 +158,7 @@ class LinkedGroup:
             told = {tag: index for tag, index in self._told.items() if tag >= plan.tag}
             self._told = told
             view.keep_direct(self._endpoint.links_of(self.name))
-            self._hold(view.all_links, plan.transition)
+            self._ledger.hold(view.all_links, plan.transition)
             views = [view, *self._prepared.values()]
             wanted = {link.serial for one in views for link in one.all_links}
             self._release(wanted, plan.transition)

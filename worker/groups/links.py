@@ -1,84 +1,31 @@
 """Links: authenticated connections between two incarnations, kept across epochs.
 
-What belongs here: what a link is, and the one endpoint per training process that dials, accepts,
-finds and retires them. What does not: collectives, plans in force (linked), the listener's and the
-monitor's loops.
+What belongs here: the one endpoint per training process that dials, accepts, finds and retires
+links. What does not: collectives, plans in force (linked), the listener's and the monitor's loops.
 
 A link belongs to (group, channel, peer's node, peer's incarnation); it outlives plans and aborts,
 and goes only when no plan wants it or its peer is gone. Between two members the lower index dials.
 A link that a peer opened early waits here until this side's plan asks for it.
 """
 
-import itertools
 import os
-import secrets
 import socket
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
-from worker.groups import hello
-from worker.groups.bulk import BulkStream
+from worker.groups.dialling import Dialler, Identity
 from worker.groups.hello import Claim, Role, Verdict
+from worker.groups.link import Link, LinkKey
 from worker.groups.listener import LinkListener
 from worker.groups.monitor import LinkMonitor
-from worker.groups.port import Channel, GroupPlan, HelloRefused, Member, PrepareRefused
+from worker.groups.port import Channel, GroupPlan, PrepareRefused
 
 _HALVES_MAX: Final = 1024
 _END_WAIT_S: Final = 3.0
-_serials = itertools.count(1)
-
-
-class LinkKey(NamedTuple):
-    """What makes a link the one that is looked for."""
-
-    group: str
-    channel: Channel
-    node: str
-    incarnation: int
-
-
-class Link:
-    """One link's end: a control socket (the monitor's) and a bulk stream (the training thread's).
-
-    `has_left`: the peer said goodbye. `has_ended`: the control connection is over. `died`: because
-    the peer's process ended.
-    """
-
-    def __init__(
-        self, key: LinkKey, control: socket.socket, bulk: socket.socket, transition: int
-    ) -> None:
-        control.setblocking(False)
-        self.serial = next(_serials)
-        self.key = key
-        self.control = control
-        self.bulk = BulkStream(bulk)
-        self.transition = transition
-        self.has_left = False
-        self.has_ended = False
-        self.died = False
-        self.bulk_failed = False
-        self.retiring = False
-        self.said_goodbye = False
-        self.control_lock = threading.Lock()
-        self.outbox = bytearray()
-        self.inbox = bytearray()
-
-    @property
-    def usable(self) -> bool:
-        """Whether a plan may rely on it."""
-        return not (self.has_left or self.has_ended or self.bulk_failed or self.retiring)
-
-    def __repr__(self) -> str:
-        """For logs and failed assertions."""
-        key = self.key
-        flags = ("has_left", "has_ended", "bulk_failed", "retiring")
-        marks = "".join(f" {flag}" for flag in flags if getattr(self, flag))
-        return f"<link {key.group}/{key.channel.name} to {key.node}.{key.incarnation}{marks}>"
 
 
 class LinkWatcher(Protocol):
@@ -101,15 +48,6 @@ class LinkWatcher(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Whose links these are."""
-
-    job: str
-    node: str
-    incarnation: int
-
-
 class LinkEndpoint:
     """All links of one incarnation. One per training process.
 
@@ -122,7 +60,7 @@ class LinkEndpoint:
         if len(secret) < 16:
             raise ValueError("a fleet secret has at least 16 bytes")
         self.identity = Identity(job, node, incarnation)
-        self._secret = secret
+        self._dialler = Dialler(self.identity, secret)
         self._links: dict[LinkKey, Link] = {}
         self._halves: dict[str, tuple[Claim, socket.socket]] = {}
         self._watchers: dict[str, LinkWatcher] = {}
@@ -224,38 +162,8 @@ class LinkEndpoint:
 
     def _dial(self, plan: GroupPlan, index: int, channel: Channel, ends_at: float) -> Link:
         member = plan.members[index]
-        link_id = secrets.token_hex(16)
-        sockets: list[socket.socket] = []
-        try:
-            for role in (Role.CONTROL, Role.BULK):
-                claim = self._claim(plan, member, channel, role, link_id)
-                left_s = max(0.001, ends_at - time.monotonic())
-                sockets.append(hello.dial((member.host, member.port), self._secret, claim, left_s))
-        except (OSError, HelloRefused) as error:
-            for sock in sockets:
-                sock.close()
-            reason = str(error) or type(error).__name__
-            raise PrepareRefused(f"{plan.name}: cannot dial: {reason}", member) from None
-        return self._add(
-            Link(self._key(plan, index, channel), sockets[0], sockets[1], plan.transition)
-        )
-
-    def _claim(
-        self, plan: GroupPlan, member: Member, channel: Channel, role: Role, link_id: str
-    ) -> Claim:
-        me = self.identity
-        return Claim(
-            job=me.job,
-            group=plan.name,
-            channel=int(channel),
-            transition=plan.transition,
-            role=int(role),
-            link=link_id,
-            node=me.node,
-            incarnation=me.incarnation,
-            to_node=member.node,
-            to_incarnation=member.incarnation,
-        )
+        pair = self._dialler.dial_pair(plan, member, channel, ends_at)
+        return self._add(Link(self._key(plan, index, channel), *pair, plan.transition))
 
     def _await(
         self,

@@ -26,7 +26,8 @@ from worker.groups.frames import HEADER_BYTES, Kind
 from worker.groups.wakeup import WakeUp
 
 if TYPE_CHECKING:
-    from worker.groups.links import Link, LinkEndpoint
+    from worker.groups.link import Link
+    from worker.groups.links import LinkEndpoint
 
 GOODBYE_WAIT_S: Final = 2.0
 _READ: Final = select.POLLIN | select.POLLRDHUP

@@ -25,11 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from worker.groups import sockets
+from worker.groups.backend import Capabilities, DirectTicket
 from worker.groups.port import (
-    Capabilities,
     Cause,
     CauseKind,
-    DirectTicket,
     GroupPlan,
     LinkCounts,
     NotPrepared,

@@ -7,7 +7,7 @@ when a view is in force (linked).
 from dataclasses import dataclass, field
 
 from worker.groups.bulk import BulkStream
-from worker.groups.links import Link
+from worker.groups.link import Link
 from worker.groups.port import Cause, CauseKind, Channel, GroupPlan
 from worker.groups.trees import children_of, parent_of
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Work
 
-from worker.groups.port import DirectTicket
+from worker.groups.backend import DirectTicket
 
 
 class CompletedWork(Work):
