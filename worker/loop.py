@@ -41,7 +41,7 @@ from worker.handover import Handover
 from worker.pulse import Pulse
 from worker.seat import Seat, layout_of
 from worker.state import TrainingState, seed_step
-from worker.warmup.sandbox import REHEARSAL_STEPS, Rehearsal
+from worker.warmup.sandbox import PRIMING_STEPS, REHEARSAL_STEPS, Rehearsal
 
 log = logging.getLogger("worker.loop")
 
@@ -207,8 +207,11 @@ class Run:
             raise NotRegistered("call run.register(model=..., optimizer=...) before run.steps()")
         self._total = total
         self._control.start()
-        self._say_ready()
         try:
+            digest = self._digest  # of the state before any step
+            log.info("code and state: %s", digest)
+            yield from self._prime()
+            self._say_ready()
             while not self._stopped:
                 if self._seat is not None and self._next < self._total:
                     yield from self._train()
@@ -416,6 +419,19 @@ class Run:
         self._endpoint.close()
 
     # --- rehearsing ---------------------------------------------------------------------------
+
+    def _prime(self) -> Iterator[Step]:
+        """Do what a training step does only once before anybody counts on this process.
+
+        Lazy imports are the lesser reason. Members of a group must owe each other the same
+        collectives at every step, whenever they join: `DistributedDataParallel` adds some to its
+        second step, when it rebuilds its buckets, and a member past it would wait for one before it
+        forever.
+        """
+        with self._state.sandboxed():
+            for index in range(PRIMING_STEPS):
+                seed_step(self.seed, index, self._rehearsed_slot)
+                yield Step(index, self._vote, self._pulse.record, rehearsal=True)
 
     def _rehearse(self, order: m.Rehearse) -> Iterator[Step]:
         slots = (Slot(s) for s in range(self.layout.slot_count))

@@ -10,6 +10,10 @@ from typing import Final
 
 from statemachine import messages as m
 
+PRIMING_STEPS: Final = 2
+"""Steps that every process does before it offers itself; as many as `DistributedDataParallel` needs
+to rebuild its buckets."""
+
 REHEARSAL_STEPS: Final = 3
 """Steps of a rehearsal: the first pays for what is lazy, the others show what is left."""
 
