@@ -91,33 +91,34 @@ class Sweeper:
         self._state(finished)
 
     async def _measure(self, sweep: SweepRequested, name: str) -> dict[str, float]:
-        measurements: dict[str, float] = {}
-        for probe, arguments in _probes_of(sweep, name):
-            left_s = BUDGET_S[probe] + START_S
-            if sweep.deadline_at_ms:
-                left_s = min(left_s, (sweep.deadline_at_ms - now_ms()) / 1000)
-            if left_s <= 0:
-                raise RoundFailed(f"no time left for the {probe} probe")
-            budget = os.environ.get(BUDGET_VARIABLE, f"{BUDGET_S[probe]:g}")
-            command = _command(probe, ("--budget-s", budget, "--json", *arguments))
-            measurements |= await run_probe(probe, command, left_s)
-        return measurements
+        probes, arguments = _probes_of(sweep, name)
+        limit_s = START_S + sum(BUDGET_S[probe] for probe in probes)
+        if sweep.deadline_at_ms:
+            limit_s = min(limit_s, (sweep.deadline_at_ms - now_ms()) / 1000)
+        if limit_s <= 0:
+            raise RoundFailed(f"no time left for the {_listed(probes)} probe")
+        budget = os.environ.get(BUDGET_VARIABLE, f"{max(BUDGET_S[p] for p in probes):g}")
+        command = _command(probes, ("--budget-s", budget, "--json", *arguments))
+        return await run_probe(_listed(probes), command, limit_s)
 
 
-def _probes_of(sweep: SweepRequested, name: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The probes of a round, with the arguments of each."""
+def _probes_of(sweep: SweepRequested, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The probes of a round, which one child measures, and their arguments."""
     if name in (SOLO, REFERENCE):
-        return [(probe, ()) for probe in ALONE]
+        return ALONE, ()
     if name in (PAIR, THIRD):
         if not sweep.partner_port:
             raise RoundFailed("the partner has no probe port")
-        peer = ("--host", sweep.partner_host, "--port", str(sweep.partner_port))
-        return [(probe, peer) for probe in TOGETHER]
+        return TOGETHER, ("--host", sweep.partner_host, "--port", str(sweep.partner_port))
     raise RoundFailed(f"this agent knows no round {name!r}")
 
 
+def _listed(probes: Sequence[str]) -> str:
+    return " and ".join(probes)
+
+
 async def run_probe(probe: str, command: Sequence[str], limit_s: float) -> dict[str, float]:
-    """Run one probe in a child and return its numbers; at most `limit_s` seconds.
+    """Run a probe in a child and return its numbers; at most `limit_s` seconds.
 
     The last line that `command` prints is the measurements, as one JSON object of numbers.
 
@@ -148,8 +149,9 @@ def _last_line(file: IO[bytes]) -> bytes:
     return file.read().strip().rpartition(b"\n")[2]
 
 
-def _command(probe: str, arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "worker.probes", "--probe", probe, *arguments]
+def _command(probes: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    named = [word for probe in probes for word in ("--probe", probe)]
+    return [sys.executable, "-m", "worker.probes", *named, *arguments]
 
 
 def _numbers(probe: str, line: bytes) -> dict[str, float]:
@@ -199,7 +201,7 @@ class ProbePort:
         while True:
             await anyio.wait_readable(self._listener)
             number = self._listener.fileno()
-            command = _command("echo", ("--listen-fd", str(number)))
+            command = _command(("echo",), ("--listen-fd", str(number)))
             with open(os.devnull, "wb") as nowhere:  # noqa: ASYNC230, PTH123 - a device, at once
                 child = Child.start(
                     command,

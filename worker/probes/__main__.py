@@ -1,8 +1,9 @@
-"""Run one probe in this process: `python -m worker.probes --probe compute --budget-s 1 --json`.
+"""Run probes in this process: `python -m worker.probes --probe compute --budget-s 1 --json`.
 
-The last line of output is the measurements. Exit code 0 with them, 1 when they could not be had
-(one line on stderr says why), 2 for wrong arguments. ``echo`` is the partner's half of ``link`` and
-``collective``: it serves one caller and ends.
+Several are measured one after the other, with the budget each; starting once is worth it, since a
+sweep waits for it. The last line of output is the measurements. Exit code 0 with them, 1 when they
+could not be had (one line on stderr says why), 2 for wrong arguments. ``echo`` is the partner's
+half of ``link`` and ``collective``: it serves one caller and ends.
 """
 
 import argparse
@@ -27,18 +28,21 @@ def main() -> int:
     """Parse, measure, print."""
     parser = _parser()
     args = parser.parse_args()
-    if args.probe in WITH_PARTNER and args.port is None:
-        parser.error(f"--probe {args.probe} needs the partner's --host and --port")
+    between = [probe for probe in args.probe if probe in WITH_PARTNER]
+    if between and args.port is None:
+        parser.error(f"--probe {between[0]} needs the partner's --host and --port")
+    if "echo" in args.probe and len(args.probe) > 1:
+        parser.error("--probe echo serves a partner, and measures nothing besides")
     if args.nice:
         os.nice(args.nice)
     slow = SlowCompute.from_environment()
     try:
-        if args.probe == "echo":
+        if args.probe == ["echo"]:
             _echo(args.listen_fd, slow)
             return 0
         found = _measured(args, slow)
     except OSError as error:
-        print(f"{args.probe} probe: {error}", file=sys.stderr)
+        print(f"{', '.join(args.probe)} probe: {error}", file=sys.stderr)
         return 1
     if args.json:
         print(json.dumps(found))
@@ -55,10 +59,16 @@ def _measured(args: argparse.Namespace, slow: SlowCompute) -> dict[str, float]:
         "compute": compute.measure,
         "memory": memory.measure,
     }
-    if args.probe in alone:
-        return alone[args.probe](args.budget_s, slow)
-    together = {"link": link.measure, "collective": collective.measure}[args.probe]
-    return together(args.budget_s, slow, wire.connect(args.host, args.port))
+    together = {"link": link.measure, "collective": collective.measure}
+    found: dict[str, float] = {}
+    ends: wire.Ends | None = None
+    for probe in args.probe:
+        if probe in alone:
+            found |= alone[probe](args.budget_s, slow)
+        else:
+            ends = ends or wire.connect(args.host, args.port)
+            found |= together[probe](args.budget_s, slow, ends)
+    return found
 
 
 def _echo(listen_fd: int | None, slow: SlowCompute) -> None:
@@ -75,7 +85,8 @@ def _echo(listen_fd: int | None, slow: SlowCompute) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m worker.probes", description=__doc__)
-    parser.add_argument("--probe", required=True, choices=(*ALONE, *WITH_PARTNER, "echo"))
+    choices = (*ALONE, *WITH_PARTNER, "echo")
+    parser.add_argument("--probe", required=True, action="append", choices=choices)
     parser.add_argument("--budget-s", type=_budget, default=1.0, help="seconds of measuring")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--nice", type=int, default=0, help="niceness to add")

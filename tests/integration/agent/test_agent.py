@@ -434,6 +434,6 @@ async def test_a_partner_that_does_not_answer_is_a_failure_text(bench: Bench) ->
 
     finished = await bench.fact(e.SweepRoundFinished)
 
-    assert "link probe" in finished.failure
+    assert "link and collective probe" in finished.failure
     assert "refused" in finished.failure
     assert finished.measurements == {}
