@@ -1,0 +1,167 @@
+"""Never a lost, doubled or re-ordered event: what was acknowledged against what was read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from controlplane.etcd_server import EtcdServer, free_port
+from statemachine.events import LeaderElected, Recorded, StepResumed
+from statemachine.ids import Incarnation, JobId, NodeId, Position, TransitionId
+from tests.contract.checker import History, Stated, judge, play
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from controlplane.etcd_binary import EtcdBinary
+
+SEEDS = (1, 2)
+SOAK_SEEDS = range(100, 120)
+
+
+@pytest_asyncio.fixture
+async def cluster(etcd_binary: EtcdBinary, tmp_path: Path) -> AsyncIterator[list[EtcdServer]]:
+    """Three servers that form one cluster."""
+    peers = {f"m{number}": free_port() for number in range(3)}
+    servers = [EtcdServer(etcd_binary, tmp_path / name, name=name, peers=peers) for name in peers]
+    try:
+        for server in servers:
+            server.spawn()
+        for server in servers:
+            await server.wait_healthy()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+async def play_and_judge(
+    servers: list[EtcdServer], fleet: str, seed: int, duration_s: float
+) -> None:
+    """Play once; a failure shows the seed and what was done to the store."""
+    print(f"seed {seed}, {duration_s:g} s, {len(servers)} servers")
+    history, log = await play(servers, fleet, seed, duration_s)
+    terms = sum(isinstance(entry.event, LeaderElected) for entry in log)
+    print(
+        f"{len(history.stated)} facts acknowledged, {len(log)} entries, {terms} terms, "
+        f"faults: {', '.join(history.faults)}"
+    )
+    assert judge(history, log) == []
+    assert len(history.stated) > 50
+    assert history.faults
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_one_server_killed_frozen_and_compacted(
+    own_etcd: EtcdServer, fleet: str, seed: int
+) -> None:
+    """One server, ten seconds of faults: every acknowledged fact is there once, in order."""
+    await play_and_judge([own_etcd], fleet, seed, 10)
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS[:1])
+async def test_a_cluster_whose_leaders_are_hurt(
+    cluster: list[EtcdServer], fleet: str, seed: int
+) -> None:
+    """Three servers, ten seconds of faults, mostly to the leading one: the same."""
+    await play_and_judge(cluster, fleet, seed, 10)
+
+
+@pytest.mark.etcd
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", SOAK_SEEDS)
+async def test_one_server_for_long(own_etcd: EtcdServer, fleet: str, seed: int) -> None:
+    """The same for a minute."""
+    await play_and_judge([own_etcd], fleet, seed, 60)
+
+
+@pytest.mark.etcd
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", SOAK_SEEDS)
+async def test_a_cluster_for_long(cluster: list[EtcdServer], fleet: str, seed: int) -> None:
+    """The same for a minute."""
+    await play_and_judge(cluster, fleet, seed, 60)
+
+
+# --- the judge itself -----------------------------------------------------------------------------
+
+
+def entry(position: int, writer: str, counter: int) -> Recorded:
+    """One fact in the log."""
+    event = StepResumed(
+        node=NodeId(writer),
+        incarnation=Incarnation(1),
+        job=JobId("j"),
+        transition=TransitionId(0),
+        step=counter,
+        step_ms=0.0,
+    )
+    return Recorded(
+        position=Position(position), at_ms=0, writer=writer, counter=counter, event=event
+    )
+
+
+def truth() -> tuple[History, list[Recorded]]:
+    """A history in which all went well: two writers in turn, each after the other's answer."""
+    stated = [
+        Stated(writer, counter, counter, 2 * number, 2 * number + 1)
+        for number, (writer, counter) in enumerate((("a", 1), ("b", 1), ("a", 2), ("b", 2)))
+    ]
+    log = [entry(number, each.writer, each.counter) for number, each in enumerate(stated, 1)]
+    return History(stated=stated, read={"r": list(log)}), log
+
+
+def test_the_judge_is_content_with_the_truth() -> None:
+    """No fault where there is none."""
+    assert judge(*truth()) == []
+
+
+def lose(log: list[Recorded]) -> None:
+    """One entry is not there."""
+    del log[3]
+
+
+def double(log: list[Recorded]) -> None:
+    """One entry is there twice."""
+    log.append(entry(5, "a", 2))
+
+
+def swap_a_writers_own(log: list[Recorded]) -> None:
+    """What one writer said stands in another order."""
+    log[0], log[2] = entry(1, "a", 2), entry(3, "a", 1)
+
+
+def swap_two_writers(log: list[Recorded]) -> None:
+    """What was said later stands before."""
+    log[0], log[1] = entry(1, "b", 1), entry(2, "a", 1)
+
+
+def leave_a_hole(log: list[Recorded]) -> None:
+    """A position is missing."""
+    log[3] = entry(5, "b", 2)
+
+
+@pytest.mark.parametrize("harm", [lose, double, swap_a_writers_own, swap_two_writers, leave_a_hole])
+def test_the_judge_finds_a_log_that_lies(harm: Callable[[list[Recorded]], None]) -> None:
+    """Lost, doubled, re-ordered, with a hole: even if every reader saw the same lie."""
+    history, log = truth()
+    harm(log)
+    history.read["r"] = list(log)
+    assert judge(history, log)
+
+
+@pytest.mark.parametrize("harm", [lose, double, swap_two_writers])
+def test_the_judge_finds_a_reader_that_was_told_a_lie(
+    harm: Callable[[list[Recorded]], None],
+) -> None:
+    """The log is right, one reader got something else."""
+    history, log = truth()
+    harm(history.read["r"])
+    assert len(judge(history, log)) == 1
