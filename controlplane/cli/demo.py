@@ -20,7 +20,7 @@ import msgspec
 from controlplane.cli.failing import FAILED, INTERRUPTED
 from controlplane.cli.options import CONTEXT, examples
 from controlplane.config import Settings
-from controlplane.demo.options import STEPS_DEFAULT, DemoOptions, Faults
+from controlplane.demo.options import TRAIN_S, DemoOptions, Faults
 
 _DEFAULTS = DemoOptions()
 
@@ -52,11 +52,17 @@ _DEFAULTS = DemoOptions()
 )
 @click.option(
     "--steps",
-    type=int,
-    default=STEPS_DEFAULT,
-    show_default=True,
+    type=click.IntRange(min=1),
     metavar="N",
-    help="optimizer steps of the job",
+    help="optimizer steps of the job  [default: what this machine takes in --train-s]",
+)
+@click.option(
+    "--train-s",
+    type=float,
+    default=TRAIN_S,
+    show_default=True,
+    metavar="S",
+    help="seconds that a run takes if --steps says nothing",
 )
 @click.option(
     "--faults",
@@ -142,6 +148,7 @@ def _options(given: dict[str, Any]) -> DemoOptions:
         )
     if given["etcd"]:
         _check_url(given["etcd"])
+    given["steps"] = given["steps"] or 0
     faults = Faults(given.pop("faults"))
     baseline = not given.pop("no_baseline")
     return DemoOptions(faults=faults, baseline=baseline, run_dir=run_dir, **given)

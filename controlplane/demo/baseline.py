@@ -16,8 +16,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,9 @@ from statemachine.vitals import median
 
 STRIDE_STEPS: Final = 50
 """Steps that every rank takes before one is killed; more than one checkpoint, and past warm-up."""
+
+PACE_STEPS: Final = 30
+"""Steps from which the pace of this machine is read."""
 
 START_S: Final = 90.0
 RESTART_S: Final = 90.0
@@ -65,22 +68,39 @@ async def restart_cost(options: DemoOptions, folder: Path) -> BaselineOutcome:
     Raises:
         FleetError: torchrun did not start, or did not come back.
     """
+    async with _torchrun(options, folder) as (child, path):
+        before = await _until_stride(child, path, options.nodes, STRIDE_STEPS)
+        victim = next(line.pid for line in before if line.rank == options.nodes - 1)
+        killed_at_s = time.time()
+        os.kill(victim, signal.SIGKILL)
+        after = await _until_back(child, path, options.nodes, killed_at_s)
+    return measured(before, after, killed_at_s, options.nodes)
+
+
+async def ordinary_step_ms(options: DemoOptions, folder: Path) -> float:
+    """How long a step of the model takes under torchrun, without killing anybody.
+
+    Raises:
+        FleetError: torchrun did not start.
+    """
+    async with _torchrun(options, folder) as (child, path):
+        return steady_ms(await _until_stride(child, path, options.nodes, PACE_STEPS))
+
+
+@asynccontextmanager
+async def _torchrun(options: DemoOptions, folder: Path) -> AsyncIterator[tuple[Child, Path]]:
+    """A training under torchrun, and the file that its ranks write; both end with the block."""
     folder.mkdir()  # noqa: ASYNC240 - a local folder
     path = folder / "ranks.jsonl"
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     command = _command(options, folder, path)
     child = Child.started("torchrun", command, folder / "torchrun.log", environment)
     try:
-        before = await _until_stride(child, path, options.nodes)
-        victim = next(line.pid for line in before if line.rank == options.nodes - 1)
-        killed_at_s = time.time()
-        os.kill(victim, signal.SIGKILL)
-        after = await _until_back(child, path, options.nodes, killed_at_s)
+        yield child, path
     finally:
         with anyio.CancelScope(shield=True):
             await child.stop(_GRACE_S)
             _remove_checkpoints(folder)
-    return measured(before, after, killed_at_s, options.nodes)
 
 
 def _remove_checkpoints(folder: Path) -> None:
@@ -103,10 +123,10 @@ def _command(options: DemoOptions, folder: Path, path: Path) -> list[str]:
     return [*command, *tethered(0, worker)]
 
 
-async def _until_stride(child: Child, path: Path, ranks: int) -> list[_Line]:
+async def _until_stride(child: Child, path: Path, ranks: int, steps: int) -> list[_Line]:
     def in_stride(lines: Sequence[_Line]) -> bool:
         last = _last_steps(lines)
-        return len(last) == ranks and min(last.values()) >= STRIDE_STEPS
+        return len(last) == ranks and min(last.values()) >= steps
 
     return await _until(child, path, in_stride, START_S, "get into its stride")
 
@@ -163,6 +183,11 @@ def _of_the_new(lines: Sequence[_Line], killed_at_s: float) -> list[_Line]:
     return [line for line in lines if line.pid not in old]
 
 
+def steady_ms(lines: Sequence[_Line]) -> float:
+    """The median step of all ranks, once they were warm, in ms."""
+    return median([line.step_ms for line in lines if line.index >= _WARM_STEPS])
+
+
 def measured(
     before: Sequence[_Line], after: Sequence[_Line], killed_at_s: float, ranks: int
 ) -> BaselineOutcome:
@@ -176,9 +201,8 @@ def measured(
     assert len(firsts) == ranks, "every rank has come back"
     resumed = min(line.step for line in new if line.event == "resumed")
     committed = max(line.index for line in old)
-    steady = [line.step_ms for line in before if line.index >= _WARM_STEPS]
     return BaselineOutcome(
         restart_ms=round((max(firsts.values()) - killed_at_s) * 1000, 1),
-        step_ms=round(median(steady), 2),
+        step_ms=round(steady_ms(before), 2),
         repeated_steps=max(0, committed + 1 - resumed),
     )

@@ -17,8 +17,12 @@ from statemachine.ids import NodeId
 
 NODES_MAX: Final = 64
 STEPS_MIN: Final = 20
-STEPS_DEFAULT: Final = 750
+STEPS_MAX: Final = 1_000_000
+TRAIN_S: Final = 40.0
+"""Seconds that a run takes if nobody says how many steps it has: enough for a killed node to come
+back, and for a grey one to be found, swept twice and taken back, on any machine."""
 TEXT_BYTES_MIN: Final = 1024
+TRAIN_S_MAX: Final = 86_400.0
 TRAINING: Final = ("--batch", "4")
 """Arguments of the training scripts, before those that somebody asks for."""
 SLOW_FACTOR: Final = 1.4
@@ -52,12 +56,14 @@ class Faults(StrEnum):
 class DemoOptions:
     """One demo. `run_dir` is a folder that must not exist; None numbers one below `runs`.
 
+    `steps` of 0 are as many as this machine takes in `train_s` seconds, by its own measurement.
     `training` are further arguments of the training scripts, such as ``--layers 2``.
     """
 
     nodes: int = 4
     standbys: int = 1
-    steps: int = STEPS_DEFAULT
+    steps: int = 0
+    train_s: float = TRAIN_S
     faults: Faults = Faults.BOTH
     data: Path | None = None
     seed: int = 0
@@ -89,10 +95,12 @@ class DemoOptions:
         for flag, value, least, most in (
             ("--nodes", self.nodes, 2, NODES_MAX),
             ("--standbys", self.standbys, 0, NODES_MAX),
-            ("--steps", self.steps, STEPS_MIN, 1_000_000),
+            ("--steps", self.steps or STEPS_MIN, STEPS_MIN, STEPS_MAX),
         ):
             if not least <= value <= most:
                 raise BadDemo(f"{flag} {value}: use {least} to {most}")
+        if not 1 <= self.train_s <= TRAIN_S_MAX:
+            raise BadDemo(f"--train-s {self.train_s:g}: use 1 to {TRAIN_S_MAX:g} seconds")
 
     def _check_faults(self) -> None:
         if self.faults is not Faults.NONE and self.standbys < 1:
@@ -117,6 +125,11 @@ class DemoOptions:
     def everyone(self) -> tuple[NodeId, ...]:
         """Names of all nodes; the standbys come last."""
         return tuple(NodeId(f"n{number}") for number in range(self.nodes + self.standbys))
+
+
+def steps_for(train_s: float, step_ms: float) -> int:
+    """How many steps of `step_ms` fill `train_s` seconds, rounded to tens."""
+    return min(STEPS_MAX, max(STEPS_MIN, round(train_s * 100 / step_ms) * 10))
 
 
 def check_data(path: Path) -> None:

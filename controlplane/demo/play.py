@@ -1,4 +1,4 @@
-"""A whole demo: the run that is hurt, the same run unhurt, the restart it is compared with.
+"""A whole demo: the restart it is compared with, the run that is hurt, the same run unhurt.
 
 What belongs here: the order of the three, what is written where, and what becomes of errors. Each
 runs alone on the machine, so that none disturbs another's measurement.
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from controlplane.demo.baseline import restart_cost
+from controlplane.demo.baseline import ordinary_step_ms, restart_cost
 from controlplane.demo.chronicle import Chronicle, Overdue
 from controlplane.demo.live import Screen
-from controlplane.demo.options import DemoOptions, Faults
+from controlplane.demo.options import DemoOptions, Faults, steps_for
 from controlplane.demo.outcome import ClaimOutcome, Outcome, incident_outcomes, shown
 from controlplane.demo.plot import Hurt, Plot
 from controlplane.demo.proof import (
@@ -90,17 +90,33 @@ async def play(record: Record, screen: Screen) -> None:
 
 
 async def _play(record: Record, screen: Screen) -> None:
-    options, folder = record.options, record.folder
+    folder = record.folder
     name = f"{_fleet_stem(folder.path)}-{secrets.token_hex(_ID_BYTES)}"
     screen.say(f"run {shown(folder.path)}; the log grows in {shown(folder.events)}")
-    async with store_for(options, folder) as url:
+    await _measure_machine(record, screen)
+    async with store_for(record.options, folder) as url:
         screen.say(f"from another terminal: changeover status --etcd {url} --fleet {name}")
         await _play_hurt(record, screen, url, name)
         screen.say("the same job again, uninterrupted: its weights have to be the same")
         await _play_unhurt(record, screen, url, f"{name}-plain")
+
+
+async def _measure_machine(record: Record, screen: Screen) -> None:
+    """What a restart costs here, and how many steps this machine takes in the time of a run."""
+    options, folder = record.options, record.folder.path / "torchrun"
+    step_ms = 0.0
     if options.baseline:
-        screen.say("measuring what a restart costs: torchrun, the same model, one worker killed")
-        record.outcome.baseline = await restart_cost(options, folder.path / "torchrun")
+        screen.say("what a restart costs here: torchrun, the same model, one worker killed")
+        record.outcome.baseline = baseline = await restart_cost(options, folder)
+        step_ms = baseline.step_ms
+        screen.say(f"a restart takes {baseline.restart_ms / 1000:.1f} s, a step {step_ms:.0f} ms")
+    elif not options.steps:
+        screen.say("how fast this machine is: a few steps of the model under torchrun")
+        step_ms = await ordinary_step_ms(options, folder)
+    if not options.steps:
+        steps = steps_for(options.train_s, step_ms)
+        record.options = replace(options, steps=steps)
+        screen.say(f"{steps} steps, which take about {options.train_s:.0f} s")
 
 
 async def _play_hurt(record: Record, screen: Screen, url: str, name: str) -> None:

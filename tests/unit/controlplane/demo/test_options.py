@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.demo.options import TEXT_BYTES_MIN, BadDemo, DemoOptions, Faults
+from controlplane.demo.options import TEXT_BYTES_MIN, BadDemo, DemoOptions, Faults, steps_for
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ from controlplane.demo.options import TEXT_BYTES_MIN, BadDemo, DemoOptions, Faul
         ({"nodes": 65}, "--nodes 65"),
         ({"standbys": -1}, "--standbys -1"),
         ({"steps": 3}, "--steps 3"),
+        ({"train_s": 0.0}, "--train-s 0: use 1 to"),
         ({"standbys": 0}, "use --standbys 1 or more, or --faults none"),
         ({"standbys": 0, "faults": Faults.KILL}, "needs a standby"),
         ({"nodes": 3}, "use --nodes 4 or more, or --faults kill"),
@@ -65,3 +66,11 @@ def test_data_may_be_a_file_or_a_folder(tmp_path: Path) -> None:
     text.write_bytes(b"x" * TEXT_BYTES_MIN)
     assert DemoOptions(data=text).data == text
     assert DemoOptions(data=tmp_path).data == tmp_path
+
+
+def test_a_run_takes_its_time_on_any_machine() -> None:
+    """Steps follow from the pace of the machine, within what a run may have."""
+    assert steps_for(40, 80) == 500
+    assert steps_for(40, 8) == 5000
+    assert steps_for(40, 81.3) == 490
+    assert steps_for(1, 5000) == 20
