@@ -74,10 +74,17 @@ class Plant:
 
     def seat(self, slot: int, number: int) -> None:
         """A machine takes a slot; whoever held it holds none."""
-        self._slot[self.holder(slot)] = -1
+        if self.slot_of(self.holder(slot)) == slot:
+            self._slot[self.holder(slot)] = -1
         self._seat[slot] = number
         self._slot[number] = slot
         self.note_severity(number)
+
+    def vacate(self, number: int) -> None:
+        """A machine holds no slot any more, and nobody holds its."""
+        slot = self.slot_of(number)
+        self._slot[number] = -1
+        self.slow.pop(slot, None)
 
     def note_severity(self, number: int) -> None:
         """Keep the table of slow slots in step with a machine."""

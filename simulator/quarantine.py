@@ -16,7 +16,7 @@ from simulator.core import JOB, node_id, number_of
 from simulator.faults import Fault, Kind
 from simulator.watching import watch
 from statemachine import events as e
-from statemachine.ids import NodeId
+from statemachine.ids import Incarnation, NodeId
 from statemachine.lifecycle import NodeState
 
 if TYPE_CHECKING:
@@ -128,22 +128,14 @@ class Quarantine:
         if self.world.plant.machine(number).severity > 1:
             return
         self.world.totals.false_swaps += 1
-        self._issue(
-            number,
-            e.VerdictIssued(
-                node=NodeId(""),
-                incarnation=self.world.core.state.nodes[node_id(number)].incarnation
-                if node_id(number) in self.world.core.state.nodes
-                else self._life(number),
-                verdict=e.Verdict.DEGRADED,
-                reason="a false alarm",
-                detector="false-alarm",
-            ),
+        alarm = e.VerdictIssued(
+            node=NodeId(""),
+            incarnation=Incarnation(0),
+            verdict=e.Verdict.DEGRADED,
+            reason="a false alarm",
+            detector="false-alarm",
         )
-
-    def _life(self, number: int) -> "e.Incarnation":
-        self.world.hold_record(number)
-        return self.world.core.state.nodes[node_id(number)].incarnation
+        self._issue(number, alarm)
 
     # --- sweeps -------------------------------------------------------------------------------
 
@@ -167,7 +159,7 @@ class Quarantine:
     def measure(self, me: Participant, round_: RunRound) -> None:
         """Answer one round when the sweep is that far."""
         total_s = self.world.scenario.guard.sweep_s
-        share = 1.0 if round_.round == "pair" else 0.5
+        share = 0.05 if round_.round == "pair" else 0.95  # together follows alone
         if not self.world.sweeps:
             return
         done = e.SweepRoundFinished(
