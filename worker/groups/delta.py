@@ -21,13 +21,13 @@ from worker.groups.arrays import Arithmetic, Array, Copyable, Cuts, Reducible, c
 from worker.groups.backend import Capabilities
 from worker.groups.bulk import BulkStream
 from worker.groups.direct import DirectGroup
-from worker.groups.exchange import Lane
 from worker.groups.frames import CHUNK_BYTES_MAX, chunks_of
 from worker.groups.port import ReduceOp
 from worker.groups.rings import Pass, Relay
 from worker.groups.view import View
 
 TREE_BYTES_MAX: Final = 32 * 1024
+TWO_THREADS_BYTES_MIN: Final = 2 * 1024 * 1024
 EXCHANGE_TAG: Final = 0x7FFFFFFF
 
 
@@ -144,7 +144,9 @@ class DeltaBackend(DirectGroup):
 
         steps = 2 * (size - 1)
         return self._go_round(
-            view, Pass(size, view.plan.me, steps, cuts.chunks, cuts.payload, landing, landed)
+            view,
+            Pass(size, view.plan.me, steps, cuts.chunks, cuts.payload, landing, landed),
+            array.nbytes,
         )
 
     def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp) -> bool:
@@ -183,7 +185,9 @@ class DeltaBackend(DirectGroup):
 
         start = view.plan.me - 1
         return self._go_round(
-            view, Pass(size, start, size - 1, cuts.chunks, cuts.payload, landing, landed)
+            view,
+            Pass(size, start, size - 1, cuts.chunks, cuts.payload, landing, landed),
+            array.nbytes,
         )
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp) -> bool:
@@ -219,7 +223,10 @@ class DeltaBackend(DirectGroup):
         if payload.nbytes <= TREE_BYTES_MAX:
             return self._run([self._tree.flood(self._stamp(), payload, root)])
         relay = Relay((view.plan.me - root) % size, size, chunks_of(payload))
-        return self._run(relay.lanes(self._stamp(), *self._ring(view)))
+        lanes = relay.lanes(self._stamp(), *self._ring(view))
+        if len(lanes) < 2 or payload.nbytes < TWO_THREADS_BYTES_MIN:
+            return self._run(lanes)
+        return self._run_in_two(relay.progress, lanes)
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> bool:
         """Give every member each member's tensor."""
@@ -254,6 +261,7 @@ class DeltaBackend(DirectGroup):
                 landing,
                 lambda _step, _segment, _chunk: None,
             ),
+            size * payloads[0].nbytes,
         )
 
     def gather(self, outputs: Sequence[Tensor] | None, tensor: Tensor, root: int) -> bool:
@@ -302,9 +310,11 @@ class DeltaBackend(DirectGroup):
             with np.errstate(all="ignore"):  # infinities and NaN travel silently, as in torch
                 return go(self._view)
 
-    def _go_round(self, view: View, trip: Pass) -> bool:
-        lanes: list[Lane] = trip.lanes(self._stamp(), *self._ring(view))
-        return self._run(lanes)
+    def _go_round(self, view: View, trip: Pass, nbytes: int) -> bool:
+        lanes = trip.lanes(self._stamp(), *self._ring(view))
+        if nbytes < TWO_THREADS_BYTES_MIN:
+            return self._run(lanes)
+        return self._run_in_two(trip.progress, lanes)
 
     def _ring(self, view: View) -> tuple[BulkStream, BulkStream]:
         me, size = view.plan.me, view.plan.size

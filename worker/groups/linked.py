@@ -30,6 +30,8 @@ from worker.groups.port import (
     PrepareRefused,
     Waits,
 )
+from worker.groups.rings import Progress
+from worker.groups.sideline import Errand, Sideline
 from worker.groups.trees import Tree
 from worker.groups.view import View, end_kind, neighbours_of
 from worker.groups.wakeup import WakeUp
@@ -69,6 +71,8 @@ class LinkedGroup:
         self._sequence = 0
         self._last_tag = 0
         self._wake = WakeUp()
+        self._errand: Errand | None = None
+        self._sideline = Sideline(lambda: self._broken is not None, op_timeout_s)
         self._exchange = Exchange(self._wake, lambda: self._broken is not None, op_timeout_s)
         endpoint.register(name, self)
 
@@ -181,6 +185,7 @@ class LinkedGroup:
                 return
             self._broken = cause
             self._wake.signal()
+            self._sideline.wake.signal()
         for link in view.all_links:
             if not link.has_ended and not link.retiring:
                 self._endpoint.say_abort(link, view.plan.tag, cause.index)
@@ -213,6 +218,8 @@ class LinkedGroup:
             if self._view is not None and self._broken is None:
                 self._broken = Cause(CauseKind.CLOSED)
                 self._wake.signal()
+                self._sideline.wake.signal()
+            self._sideline.stop()
             self._prepared.clear()
             self._release(set(), self.plan.transition if self.plan else 0)
 
@@ -288,8 +295,19 @@ class LinkedGroup:
     def _forget_posted(self) -> None:
         """Drop what was posted and not finished: the group broke, or its members changed."""
 
+    def _run_in_two(self, progress: Progress, lanes: list[Lane]) -> bool:
+        """Run one collective with its first lane, the sending one, on the second thread."""
+        progress.across_threads(self._sideline.wake)
+        self._errand = self._sideline.start(lanes[:1], self._wake)
+        try:
+            return self._run([*lanes[1:], self._errand.joined()])
+        finally:
+            self._errand = None
+
     def _abandon(self) -> None:
         assert self._view is not None
+        if self._errand is not None:
+            self._errand.settle()
         self._forget_posted()
         for link in self._view.all_links:
             link.bulk.abandon_send()

@@ -11,10 +11,39 @@ sender on: fixed by index, the same bits wherever a node sits.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from worker.groups.bulk import BulkStream
 from worker.groups.exchange import MORE, OTHER_LANE, Lane, receive, send
+from worker.groups.wakeup import WakeUp
+
+
+class Progress:
+    """How many chunks have arrived; lets a sending lane on another thread wait for more."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._nudge: WakeUp | None = None
+        self._starving = False
+
+    def across_threads(self, nudge: WakeUp) -> None:
+        """Signal `nudge` whenever the sending lane waits and something arrives."""
+        self._nudge = nudge
+
+    def arrived(self, count: int) -> None:
+        """Say that `count` chunks have arrived in all."""
+        self.received = count
+        if self._starving and self._nudge is not None:
+            self._starving = False
+            self._nudge.signal()
+
+    def wait_for(self, count: int) -> Lane:
+        """Wait until at least `count` chunks have arrived."""
+        while self.received < count:
+            self._starving = True
+            if self.received < count:  # else it arrived between the two looks, unsignalled
+                yield OTHER_LANE
+
 
 Cut = Callable[[int, int], memoryview]
 """Bytes of (segment, chunk)."""
@@ -35,7 +64,7 @@ class Pass:
     cut: Cut
     landing: Callable[[int, int, int], memoryview]
     landed: Callable[[int, int, int], None]
-    received: int = 0
+    progress: Progress = field(default_factory=Progress)
 
     def lanes(
         self, stamp: tuple[int, int], previous: BulkStream, following: BulkStream
@@ -46,8 +75,7 @@ class Pass:
     def _sending(self, stamp: tuple[int, int], stream: BulkStream) -> Lane:
         for number in range(self.steps * self.chunks):
             step, chunk = divmod(number, self.chunks)
-            while number - self.chunks >= self.received:
-                yield OTHER_LANE
+            yield from self.progress.wait_for(number - self.chunks + 1)
             segment = (self.start - step) % self.size
             yield from send(stream, *stamp, number, self.cut(segment, chunk))
             yield MORE
@@ -59,7 +87,7 @@ class Pass:
             target = self.landing(step, segment, chunk)
             yield from receive(stream, *stamp, number, target)
             self.landed(step, segment, chunk)
-            self.received = number + 1
+            self.progress.arrived(number + 1)
             yield MORE
 
 
@@ -70,30 +98,29 @@ class Relay:
     position: int
     size: int
     chunks: list[memoryview]
-    received: int = 0
+    progress: Progress = field(default_factory=Progress)
 
     def lanes(
         self, stamp: tuple[int, int], previous: BulkStream, following: BulkStream
     ) -> list[Lane]:
-        """Return the lanes that this position needs."""
+        """Return the lanes that this position needs, the sending one first."""
         lanes = []
+        if self.position < self.size - 1:
+            lanes.append(self._sending(stamp, following))
         if self.position > 0:
             lanes.append(self._receiving(stamp, previous))
         else:
-            self.received = len(self.chunks)
-        if self.position < self.size - 1:
-            lanes.append(self._sending(stamp, following))
+            self.progress.arrived(len(self.chunks))
         return lanes
 
     def _receiving(self, stamp: tuple[int, int], stream: BulkStream) -> Lane:
         for number, chunk in enumerate(self.chunks):
             yield from receive(stream, *stamp, number, chunk)
-            self.received = number + 1
+            self.progress.arrived(number + 1)
             yield MORE
 
     def _sending(self, stamp: tuple[int, int], stream: BulkStream) -> Lane:
         for number, chunk in enumerate(self.chunks):
-            while number >= self.received:
-                yield OTHER_LANE
+            yield from self.progress.wait_for(number + 1)
             yield from send(stream, *stamp, number, chunk)
             yield MORE
