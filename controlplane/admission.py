@@ -22,6 +22,7 @@ NODE_FACTS: Final = (
     e.WorkerExited,
     e.WorkerFinished,
     e.PeerReset,
+    e.PeerWaited,
     e.WarmupPassed,
     e.WarmupFailed,
     e.TransitionPrepared,

@@ -62,6 +62,11 @@ def _words_of(event: e.AnyEvent) -> str:
             return f"{event.job} t{event.transition} {event.node} step {event.step}"
         case e.PeerReset():
             return f"{event.node} lost {event.peer}/{event.peer_incarnation} in {event.group}"
+        case e.PeerWaited():
+            if not event.silent_ms:
+                return f"{event.peer}/{event.peer_incarnation} answers {event.node} again"
+            waited = f"{event.node} waits for {event.peer}/{event.peer_incarnation}"
+            return f"{waited}, which has been silent for {event.silent_ms / 1000:.1f} s"
         case e.JobDeclared():
             axes = " ".join(f"{name}={size}" for name, size in event.axes.items())
             return _joined(f"{event.job} {axes}", f"standbys {event.standbys}", _by(event.by))

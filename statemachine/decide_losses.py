@@ -5,30 +5,59 @@ from statemachine.decision import Decision
 from statemachine.ids import JobId
 from statemachine.lifecycle import NodeState, Phase, Warmth
 from statemachine.policy import Policy
-from statemachine.state import FleetState
+from statemachine.state import Accusation, FleetState, Node
 
 
 def declare_losses(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:  # noqa: ARG001
     """Fence every accused incarnation: a reset link, its agent's word or its lease suffices.
 
+    That peers wait for it and that it is silent suffices at a deadline, until which it may answer.
     A false accusation costs a swap and never two writers, since `NodeLost` deletes the
     incarnation's key in the transaction that records it.
     """
     lost = []
     for name in sorted(state.accused):
         node = state.nodes[name]
-        reasons = dict.fromkeys(entry.text for entry in node.accusations)
+        due = [entry for entry in node.accusations if _counts(state, entry, now_ms)]
+        if not due or _only_by_whom_it_accuses(state, node, due):
+            continue
+        reasons = dict.fromkeys(entry.text for entry in due)
         lost.append(
             e.NodeLost(
                 node=node.node,
                 incarnation=node.incarnation,
                 reason="; ".join(reasons),
-                evidence=tuple(entry.position for entry in node.accusations),
+                evidence=tuple(entry.position for entry in due),
             )
         )
     if not lost:
         return None
     return Decision(tuple(lost), f"lost: {', '.join(event.node for event in lost)}")
+
+
+def _counts(state: FleetState, entry: Accusation, now_ms: int) -> bool:
+    """Whether an accusation suffices now. The word of a node that is itself lost means nothing
+    where it is about waiting: it was the one that could not hear.
+    """
+    if not entry.due_at_ms:
+        return True
+    by = state.nodes.get(entry.by)
+    gone = by is None or by.state in (NodeState.LOST, NodeState.GONE)
+    return now_ms >= entry.due_at_ms and not gone
+
+
+def _only_by_whom_it_accuses(state: FleetState, node: Node, due: list[Accusation]) -> bool:
+    """Whether two nodes call each other silent and the other one shall go: a cut cable between two
+    live machines must not cost both. Whom more accuse goes, then the later name.
+    """
+    if any(not entry.due_at_ms for entry in due):
+        return False
+    accusers = {entry.by for entry in due}
+    for other in sorted(accusers):
+        theirs = {entry.by for entry in state.nodes[other].accusations}
+        if node.node in theirs and (len(theirs), other) > (len(accusers), node.node):
+            return True
+    return False
 
 
 def next_deadline(state: FleetState, now_ms: int, policy: Policy) -> int | None:
@@ -48,6 +77,7 @@ def next_deadline(state: FleetState, now_ms: int, policy: Policy) -> int | None:
                 for r in node.rehearsals
                 if r.warmth is Warmth.WARMING
             ]
+    due += [entry.due_at_ms for name in state.accused for entry in state.nodes[name].accusations]
     due += [state.sweeps[number].request.deadline_at_ms for number in state.sweeps]
     later = [at for at in due if at > now_ms]
     return min(later, default=None)

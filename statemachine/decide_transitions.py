@@ -65,7 +65,17 @@ def _blocked(
         pause_s = policy.retry_cooldown_s
         reason = f"prepare deadline: {reason}"
         return abort_of(job, pending, reason, awaited, retry_after_s=pause_s)
-    return _lose(state, awaited, f"prepare deadline of transition {pending.plan.transition}")
+    return _lose(
+        state,
+        _culprits(pending, awaited),
+        f"prepare deadline of transition {pending.plan.transition}",
+    )
+
+
+def _culprits(pending: Transition, awaited: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Whoever is awaited and did not itself wait for another that is: refusals name whom."""
+    waited = {r.node for r in pending.refused if r.blames in awaited}
+    return tuple(name for name in awaited if name not in waited) or awaited
 
 
 def _lose(state: FleetState, names: tuple[NodeId, ...], reason: str) -> Decision:

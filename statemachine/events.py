@@ -145,6 +145,19 @@ class PeerReset(Event, frozen=True, tag=True):
     step: int = -1
 
 
+class PeerWaited(Event, frozen=True, tag=True):
+    """A node waits for a peer whose process gives no sign of life; `silent_ms` 0: it does again."""
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    epoch: Epoch
+    peer: NodeId
+    peer_incarnation: Incarnation
+    waited_ms: float
+    silent_ms: float
+
+
 class LeaseExpired(Event, frozen=True, tag=True):
     """The controller saw an incarnation key vanish that nobody had given back."""
 
@@ -593,6 +606,7 @@ AnyEvent = (
     | WorkerExited
     | WorkerFinished
     | PeerReset
+    | PeerWaited
     | LeaseExpired
     | JobDeclared
     | JobFinished

@@ -40,7 +40,7 @@ def _evolve(state: FleetState, event: e.AnyEvent) -> FleetState:
             return nodes.ended(state, event)
         case e.WorkerReady():
             return nodes.worker_ready(state, event)
-        case e.WorkerExited() | e.LeaseExpired() | e.PeerReset():
+        case e.WorkerExited() | e.LeaseExpired() | e.PeerReset() | e.PeerWaited():
             return nodes.accused(state, event)
         case e.WorkerFinished():
             return jobs.worker_finished(state, event)

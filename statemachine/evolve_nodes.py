@@ -116,18 +116,27 @@ def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
     return put_node(state, replace(node, worker=event, job=event.job, rehearsals=stale))
 
 
-def accused(state: FleetState, event: e.WorkerExited | e.LeaseExpired | e.PeerReset) -> FleetState:
+def accused(
+    state: FleetState, event: e.WorkerExited | e.LeaseExpired | e.PeerReset | e.PeerWaited
+) -> FleetState:
     """Evidence that an incarnation is gone, if both ends of it are the present ones."""
     target, incarnation, by, text = _accusation(state, event)
     node = state.current(target, incarnation)
     if node is None or by is None:
         return state
-    entry = Accusation(position=state.position, kind=type(event).__name__, by=by, text=text)
-    return put_node(state, replace(node, accusations=(*node.accusations, entry)))
+    kind, due_at_ms = type(event).__name__, 0
+    entries = node.accusations
+    if isinstance(event, e.PeerWaited):
+        entries = tuple(entry for entry in entries if (entry.kind, entry.by) != (kind, by))
+        due_at_ms = state.at_ms + round(state.policy.silence_deadline_s * 1000)
+        if not event.silent_ms:
+            return put_node(state, replace(node, accusations=entries))
+    entry = Accusation(position=state.position, kind=kind, by=by, text=text, due_at_ms=due_at_ms)
+    return put_node(state, replace(node, accusations=(*entries, entry)))
 
 
 def _accusation(
-    state: FleetState, event: e.WorkerExited | e.LeaseExpired | e.PeerReset
+    state: FleetState, event: e.WorkerExited | e.LeaseExpired | e.PeerReset | e.PeerWaited
 ) -> tuple[NodeId, Incarnation, NodeId | None, str]:
     match event:
         case e.WorkerExited():
@@ -135,10 +144,13 @@ def _accusation(
             return event.node, event.incarnation, event.node, text
         case e.LeaseExpired():
             return event.node, event.incarnation, event.node, "its lease expired"
-        case e.PeerReset():
+        case e.PeerReset() | e.PeerWaited():
             reporter = state.current(event.node, event.incarnation)
             by = event.node if reporter is not None else None
-            return event.peer, event.peer_incarnation, by, f"{event.node} saw its link reset"
+            text = f"{event.node} saw its link reset"
+            if isinstance(event, e.PeerWaited):
+                text = f"{event.node} waits for it, and it gives no sign of life"
+            return event.peer, event.peer_incarnation, by, text
 
 
 def rehearsed(

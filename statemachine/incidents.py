@@ -128,6 +128,10 @@ class _Story(Struct, kw_only=True):
         match event:
             case e.PeerReset():
                 self.evidence.setdefault((event.peer, event.peer_incarnation), recorded)
+            case e.PeerWaited() if event.silent_ms:
+                self.evidence.setdefault((event.peer, event.peer_incarnation), recorded)
+            case e.PeerWaited():
+                self.evidence.pop((event.peer, event.peer_incarnation), None)
             case e.WorkerExited() | e.LeaseExpired() | e.NodeLost() | e.NodeLeft():
                 self.evidence.setdefault((event.node, event.incarnation), recorded)
             case e.DrainRequested() | e.SwitchoverRequested() | e.QuarantineRequested():

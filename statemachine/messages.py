@@ -23,6 +23,17 @@ class Message(Struct, frozen=True, kw_only=True, tag_field="say", omit_defaults=
 # --- agent -> training process ----------------------------------------------------------------
 
 
+class Patience(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long a training process waits before it asks its peers, and for their answers.
+
+    The knobs of the same names in `policy`.
+    """
+
+    wait_floor_s: float = 1.0
+    wait_steps: float = 10.0
+    silence_s: float = 2.0
+
+
 class Hello(Message, frozen=True, tag=True):
     """First word of the agent: who this node is, and the job it serves."""
 
@@ -30,6 +41,7 @@ class Hello(Message, frozen=True, tag=True):
     incarnation: Incarnation
     declared: JobDeclared
     secret_path: str
+    patience: Patience = Patience()
 
 
 class Rehearse(Message, frozen=True, tag=True):
@@ -127,6 +139,16 @@ class PeerGone(Message, frozen=True, tag=True):
     step: int
 
 
+class PeerSilent(Message, frozen=True, tag=True):
+    """A step is overdue and a peer does not say that its process runs; zero: it does again."""
+
+    peer: NodeId
+    peer_incarnation: Incarnation
+    epoch: Epoch
+    waited_ms: float
+    silent_ms: float
+
+
 class Parked(Message, frozen=True, tag=True):
     """Heard of an unplanned transition, and out of every collective: the abort did not hang.
 
@@ -194,6 +216,7 @@ FromWorker = (
     Ready
     | Rehearsed
     | PeerGone
+    | PeerSilent
     | Parked
     | Prepared
     | Refused

@@ -193,6 +193,8 @@ def on_message(me: Participant, said: m.FromWorker) -> Outcome:
             return _on_rehearsed(me, said)
         case m.PeerGone():
             return me, (Submit(_reset(me, said)),)
+        case m.PeerSilent():
+            return me, (Submit(_waited(me, said)),)
         case m.Prepared():
             return _on_prepared(me, said)
         case m.Refused():
@@ -254,6 +256,19 @@ def _reset(me: Participant, said: m.PeerGone) -> e.PeerReset:
         peer_incarnation=said.peer_incarnation,
         group=GroupName(said.group),
         step=said.step,
+    )
+
+
+def _waited(me: Participant, said: m.PeerSilent) -> e.PeerWaited:
+    return e.PeerWaited(
+        node=me.node,
+        incarnation=me.incarnation,
+        job=me.job,
+        epoch=said.epoch,
+        peer=said.peer,
+        peer_incarnation=said.peer_incarnation,
+        waited_ms=said.waited_ms,
+        silent_ms=said.silent_ms,
     )
 
 

@@ -32,6 +32,14 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """How long a node whose lease ended may take to come back before that is evidence of a loss."""
     takeover_grace_s: float = 5.0
     """The same at a takeover, when the store may have been away from everybody."""
+    wait_floor_s: float = 1.0
+    """A step is never overdue before this: no peer is asked whether it still runs."""
+    wait_steps: float = 10.0
+    """Multiple of the usual step time after which a step is overdue."""
+    silence_s: float = 2.0
+    """How long a peer that is waited for may leave questions unanswered before it is reported."""
+    silence_deadline_s: float = 1.0
+    """How long after that report it may still answer before it counts as lost."""
     abort_deadline_s: float = 5.0
     """How long a worker may take to leave an aborted collective before it is killed."""
     prepare_deadline_s: float = 30.0

@@ -62,6 +62,8 @@ class Accusation(Struct, frozen=True, kw_only=True):
     kind: str
     by: NodeId
     text: str
+    due_at_ms: int = 0
+    """When it suffices, Unix ms: a mere wait can be taken back until then."""
 
 
 class Node(Struct, frozen=True, kw_only=True):

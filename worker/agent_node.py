@@ -213,6 +213,11 @@ class NodeLife:
                     incarnation=self._session.incarnation,
                     declared=self._desired.declared,
                     secret_path=str(self._settings.secret_path),
+                    patience=m.Patience(
+                        wait_floor_s=self._settings.policy.wait_floor_s,
+                        wait_steps=self._settings.policy.wait_steps,
+                        silence_s=self._settings.policy.silence_s,
+                    ),
                 )
             )
         self._take(on_desired(self._me, self._desired))

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from statemachine import messages as m
 from statemachine.events import Motive, Report
@@ -24,8 +25,14 @@ from worker.faultpoints import reach
 from worker.groups.managed import ManagedGroup
 from worker.groups.port import Cause, CauseKind, PrepareRefused
 from worker.seat import Seat, seat_of
+from worker.vigil import Silence
 
 log = logging.getLogger("worker.control")
+
+
+LINK_SHARE: Final = 0.8
+"""Share of a preparation's time after which a missing link is blamed on who should be at its other
+end: before the whole preparation is over, or everybody who waits would look like the culprit."""
 
 
 class AgentGone(Exception):
@@ -153,6 +160,24 @@ class Control:
             )
         )
 
+    def peer_silent(self, found: Silence) -> None:
+        """Report that a peer is waited for and silent, or answers again; called by the vigil."""
+        seat = self.seat()
+        self._say(
+            m.PeerSilent(
+                peer=NodeId(found.member.node),
+                peer_incarnation=Incarnation(found.member.incarnation),
+                epoch=seat.epoch if seat is not None else Epoch(0),
+                waited_ms=found.waited_s * 1000,
+                silent_ms=found.silent_s * 1000,
+            )
+        )
+
+    def prepared_seat(self) -> Seat | None:
+        """The seat that is being prepared, if there is one."""
+        found = self._preparation
+        return found.seat if found is not None else None
+
     # --- the listening thread -----------------------------------------------------------------
 
     def _listen(self) -> None:
@@ -210,7 +235,8 @@ class Control:
     def _build(self, message: m.Prepare, seat: Seat | None) -> None:
         started_s = time.monotonic()
         opened = 0
-        deadline_s = max(0.1, message.deadline_at_ms / 1000 - time.time())
+        left_s = message.deadline_at_ms / 1000 - time.time()
+        deadline_s = max(0.1, LINK_SHARE * left_s)
         unplanned = message.motive is not Motive.PLANNED
         reach("prepare.begin")
         try:

@@ -18,7 +18,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import torch
 from statemachine import messages as m
 from statemachine.errors import EventCorrupt
 from statemachine.events import Motive, Report
-from statemachine.ids import Epoch, Role, Slot, TransitionId
+from statemachine.ids import Role, Slot, TransitionId
 from worker.channel import Channel, WorkerChannel
 from worker.control import Control, Order
 from worker.diary import Diary
@@ -37,10 +37,13 @@ from worker.faults import SlowCompute
 from worker.groups.delta import DeltaBackend
 from worker.groups.links import LinkEndpoint
 from worker.groups.managed import ManagedGroup
+from worker.groups.port import GroupPlan
 from worker.handover import Handover
 from worker.pulse import Pulse
 from worker.seat import Seat, layout_of
 from worker.state import TrainingState, seed_step
+from worker.step import Step
+from worker.vigil import Answering, Silence, Vigil
 from worker.warmup.sandbox import PRIMING_STEPS, REHEARSAL_STEPS, Rehearsal
 
 log = logging.getLogger("worker.loop")
@@ -65,47 +68,6 @@ def join(channel: Channel | None = None) -> "Run":
     if not isinstance(first, m.Hello):
         raise EventCorrupt(f"the agent began with {type(first).__name__} instead of Hello")
     return Run(channel, first)
-
-
-class Step:
-    """One try at one step. `index` is the step's number, 0-based and without gaps."""
-
-    def __init__(
-        self,
-        index: int,
-        vote: "Callable[[Step, bool], bool]",
-        record: Callable[[float], None],
-        *,
-        rehearsal: bool = False,
-    ) -> None:
-        self.index = index
-        self.rehearsal = rehearsal
-        self.passed = False
-        self.voted = False
-        self.switch_to = TransitionId(0)
-        self.order: tuple[Order, Seat | None] | None = None
-        self._vote = vote
-        self._record = record
-
-    def vote(self, ok: bool = True) -> bool:
-        """Take part in the boundary vote once this step's gradients are synchronised.
-
-        True: every rank has its gradients; apply them. False: throw this step away; it is offered
-        again. `ok=False` asks all ranks to skip the update (an overflow, say).
-
-        Raises:
-            AgentGone: this node's agent ended.
-        """
-        if self.voted:
-            raise RuntimeError("step.vote() was called twice in one step")
-        self.voted = True
-        self.passed = self._vote(self, ok)
-        return self.passed
-
-    def record(self, loss: float) -> None:
-        """Tell whoever watches the run what the loss is; costs nothing."""
-        if not self.rehearsal:
-            self._record(loss)
 
 
 class Run:
@@ -141,6 +103,10 @@ class Run:
         window_s = float(os.environ.get(WINDOW_VARIABLE, "30"))
         self._pulse = Pulse(
             self.node, self.incarnation, self.job, window_s, list(self._groups.values())
+        )
+        self._answering = Answering(self._secret, self.job, endpoint.address)
+        self._vigil = Vigil(
+            self._secret, self.job, hello.patience, self._watched_plans, self._peer_silent
         )
         self._diary = Diary.from_environment()
         self._slow = SlowCompute.from_environment()
@@ -232,6 +198,7 @@ class Run:
         seed_step(self.seed, step.index, self._seat.rank)
         self._state.snapshot_volatile()
         self._pulse.begin_step()
+        self._vigil.step_began()
         reach(STEP_BEGIN)
         yield step
         if not step.voted:
@@ -393,6 +360,7 @@ class Run:
         reach("switch.after")
 
     def _leave(self) -> None:
+        self._vigil.rest()
         self._seat = None
         self._has_state = False
         for group in self._groups.values():
@@ -402,6 +370,7 @@ class Run:
         if self._resumed < 0:
             return
         self._resumed = TransitionId(-1)
+        self._vigil.rest()
         if self._pulse.due():
             self._channel.send(m.Window(vitals=self._vitals()))
         self._channel.send(
@@ -413,6 +382,8 @@ class Run:
         )
 
     def _close(self) -> None:
+        self._vigil.close()
+        self._answering.close()
         self._handover.close()
         for group in self._groups.values():
             group.close()
@@ -483,6 +454,13 @@ class Run:
             found.update(f"{spec.name}{spec.dtype}{spec.shape}".encode())
         return found.hexdigest()[:16]
 
+    def _watched_plans(self) -> list[GroupPlan]:
+        seats = (self._seat, self._control.prepared_seat())
+        return [plan for seat in seats if seat is not None for plan in seat.plans.values()]
+
+    def _peer_silent(self, found: Silence) -> None:
+        self._control.peer_silent(found)
+
     def _peer_reset(self, member: Any, group: str) -> None:
         self._control.peer_reset(member.node, member.incarnation, group)
 
@@ -492,4 +470,4 @@ def _peers(seat: Seat) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-__all__ = ["Epoch", "NotRegistered", "Run", "Step", "join"]
+__all__ = ["NotRegistered", "Run", "Step", "join"]

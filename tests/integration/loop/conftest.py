@@ -168,6 +168,11 @@ class CoreFleet:
                 incarnation=node.incarnation,
                 declared=self.declared,
                 secret_path=str(self.secret),
+                patience=m.Patience(
+                    wait_floor_s=self.state.policy.wait_floor_s,
+                    wait_steps=self.state.policy.wait_steps,
+                    silence_s=self.state.policy.silence_s,
+                ),
             )
         )
         task = asyncio.create_task(self._hear(node))

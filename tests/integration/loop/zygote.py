@@ -94,6 +94,7 @@ class Zygote:
 
 
 def _serve(sock: socket.socket) -> None:
+    import torch._dynamo  # what optimizers load at their first use
     import torch.nn.parallel  # noqa: F401
 
     import worker.loop  # noqa: F401

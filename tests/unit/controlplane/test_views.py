@@ -106,6 +106,7 @@ EXAMPLES: dict[str, Any] = {
     "rounds": ("solo",),
     "raw": b"{}",
     **dict.fromkeys(("took_ms", "first_step_ms", "steady_step_ms", "step_ms"), 1.0),
+    **dict.fromkeys(("waited_ms", "silent_ms"), 1.0),
     **dict.fromkeys(
         ("port", "transfer_port", "pid", "transition", "epoch", "from_epoch", "step", "sweep"), 1
     ),
