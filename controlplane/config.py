@@ -7,7 +7,7 @@ Precedence, the strongest first: flags; environment; the file named by ``--confi
 ``CHANGEOVER_CONFIG``; defaults. One literal table names every setting in all three spellings. An
 unknown name in the file is refused, since a misspelt setting is one that silently does nothing.
 
-    [etcd]        url, ca, cert, key, server_name
+    [etcd]        url, client, ca, cert, key, server_name
     [fleet]       name
     [controller]  name, ttl_s
     [log]         level, form
@@ -26,6 +26,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from controlplane.errors import BadConfig
+from controlplane.eventlog import CLIENTS
 from controlplane.eventlog.etcd_url import TlsFiles, parse_url
 from statemachine.errors import BadName, BadPolicy
 from statemachine.ids import check_name
@@ -43,6 +44,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     controller: str = ""
     leader_ttl_s: float = 5.0
     tls: TlsFiles | None = None
+    client: str = CLIENTS[0]
     demo: bool = False
     log_level: str = "info"
     log_form: str = "text"
@@ -101,6 +103,7 @@ def _flag(value: Any) -> bool:
 
 FIELDS: Final = (
     _Field("etcd", "etcd.url", "CHANGEOVER_ETCD", _url, Settings().etcd),
+    _Field("client", "etcd.client", "CHANGEOVER_ETCD_CLIENT", _one_of(CLIENTS), CLIENTS[0]),
     _Field("ca", "etcd.ca", "CHANGEOVER_ETCD_CA", str),
     _Field("cert", "etcd.cert", "CHANGEOVER_ETCD_CERT", str),
     _Field("key", "etcd.key", "CHANGEOVER_ETCD_KEY", str),

@@ -50,7 +50,9 @@ async def opened(settings: Settings) -> AsyncIterator[EventLog]:
     """
     try:
         with anyio.fail_after(OPEN_S):
-            store = await open_store(settings.etcd, settings.tls, demo=settings.demo)
+            store = await open_store(
+                settings.etcd, settings.tls, demo=settings.demo, client=settings.client
+            )
     except (Retry, TimeoutError) as error:
         raise StoreAbsent(
             f"no etcd answers at {settings.etcd} within {OPEN_S:.0f} s: start one, or name "

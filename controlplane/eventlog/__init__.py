@@ -9,6 +9,7 @@ not: the meaning of any event.
 
 from controlplane.eventlog.errors import (
     Archived,
+    ClientMissing,
     Compacted,
     Deposed,
     EventLogError,
@@ -39,7 +40,7 @@ from controlplane.eventlog.items import (
 )
 from controlplane.eventlog.leadership import BATCH_OPS_MAX, Batch, Leadership
 from controlplane.eventlog.log import EventLog
-from controlplane.eventlog.opening import open_store
+from controlplane.eventlog.opening import CLIENTS, open_store
 from controlplane.eventlog.reading import Follower
 from controlplane.eventlog.retention import Manifest, Mark
 from controlplane.eventlog.session import FACTS_MAX, NodeSession
@@ -48,9 +49,11 @@ from controlplane.eventlog.view import Delta, View
 
 __all__ = [
     "BATCH_OPS_MAX",
+    "CLIENTS",
     "FACTS_MAX",
     "Archived",
     "Batch",
+    "ClientMissing",
     "Compacted",
     "Delta",
     "Deposed",

@@ -17,6 +17,7 @@
         |-- TooLarge           one value, or one transaction, is over the store's limit
         |-- PermissionDenied   credentials are missing or do not cover the key
         |-- UnsupportedServer  the server is too old, or known to lose writes
+        |-- ClientMissing      the package of the chosen client is not installed
         |-- Refused            the store calls the request malformed: a bug on our side
         |-- Archived           the position asked for stands in an archive only
         `-- LogCorrupt         a position of the log is missing or unreadable
@@ -117,6 +118,10 @@ class PermissionDenied(Stop):
 
 class UnsupportedServer(Stop):
     """The server is too old, or known to lose acknowledged writes."""
+
+
+class ClientMissing(Stop):
+    """The package of the chosen client is not installed; the message says which."""
 
 
 class Refused(Stop):

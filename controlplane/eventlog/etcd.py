@@ -86,6 +86,23 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 _M: Final = wire.MESSAGES
 
 
+def channel_terms(
+    endpoints: Endpoints, tls: TlsFiles | None
+) -> tuple[list[tuple[str, Any]], grpc.ChannelCredentials | None]:
+    """Options and credentials (None: without TLS) of a channel.
+
+    Raises ValueError for TLS files that cannot be read.
+    """
+    options: list[tuple[str, Any]] = list(_CHANNEL_OPTIONS)
+    host, port = endpoints.hosts[0]
+    if not endpoints.tls:
+        return [*options, ("grpc.default_authority", f"{host}:{port}")], None
+    files = tls or TlsFiles()
+    ca, cert, key = files.read()
+    options.append(("grpc.ssl_target_name_override", files.server_name or host))
+    return options, grpc.ssl_channel_credentials(ca, key, cert)
+
+
 async def _answer(call: Any, waiting: Awaitable[T], where: str, *, is_write: bool = False) -> T:
     """Wait for a call's answer; raise errors of ours.
 
@@ -184,15 +201,9 @@ class EtcdStore:
         self._watch = self._stream(wire.WATCH, "WatchResponse")
 
     def _open(self, target: str, tls: TlsFiles | None) -> grpc.aio.Channel:
-        options: list[tuple[str, Any]] = list(_CHANNEL_OPTIONS)
-        host, port = self._endpoints.hosts[0]
-        if not self._endpoints.tls:
-            options.append(("grpc.default_authority", f"{host}:{port}"))
+        options, credentials = channel_terms(self._endpoints, tls)
+        if credentials is None:
             return grpc.aio.insecure_channel(target, options)
-        files = tls or TlsFiles()
-        options.append(("grpc.ssl_target_name_override", files.server_name or host))
-        ca, cert, key = files.read()
-        credentials = grpc.ssl_channel_credentials(ca, key, cert)
         return grpc.aio.secure_channel(target, credentials, options)
 
     @staticmethod

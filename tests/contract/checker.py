@@ -228,9 +228,9 @@ async def compact(url: str) -> None:
 
 
 @asynccontextmanager
-async def log_on(url: str, fleet: str) -> AsyncIterator[EventLog]:
+async def log_on(url: str, fleet: str, client: str) -> AsyncIterator[EventLog]:
     """A log with connections of its own."""
-    store = await open_store(url)
+    store = await open_store(url, client=client)
     try:
         yield EventLog(store, fleet)
     finally:
@@ -238,10 +238,12 @@ async def log_on(url: str, fleet: str) -> AsyncIterator[EventLog]:
             await store.aclose()
 
 
-async def lead(url: str, fleet: str, name: str) -> None:
+async def lead(url: str, fleet: str, name: str, client: str) -> None:
     """Be one of the controllers, without end."""
-    settings = Settings(etcd=url, fleet=fleet, controller=name, leader_ttl_s=LEADER_TTL_S)
-    async with log_on(url, fleet) as log:
+    settings = Settings(
+        etcd=url, fleet=fleet, controller=name, leader_ttl_s=LEADER_TTL_S, client=client
+    )
+    async with log_on(url, fleet, client) as log:
         await lead_again_and_again(log, settings, wait=True)
 
 
@@ -257,19 +259,19 @@ async def settled(log: EventLog, history: History) -> list[Recorded]:
 
 
 async def play(
-    servers: Sequence[EtcdServer], fleet: str, seed: int, duration_s: float
+    servers: Sequence[EtcdServer], fleet: str, seed: int, duration_s: float, client: str
 ) -> tuple[History, list[Recorded]]:
     """Let them play for a while under faults, then heal; return history and log."""
     rng = random.Random(seed)
     history = History()
     url = "http://" + ",".join(server.url.removeprefix("http://") for server in servers)
-    async with log_on(url, fleet) as log, anyio.create_task_group() as group:
+    async with log_on(url, fleet, client) as log, anyio.create_task_group() as group:
         sessions = [await log.join(NodeId(f"n{each}"), b"", TTL_S) for each in range(WRITERS)]
         for session in sessions:
             joined = NodeJoined(node=session.node, incarnation=Incarnation(1), host="h")
             await session.submit(joined, 0)
-        group.start_soon(lead, url, fleet, "c0")
-        group.start_soon(lead, url, fleet, "c1")
+        group.start_soon(lead, url, fleet, "c0", client)
+        group.start_soon(lead, url, fleet, "c1", client)
         for name, pace in paces(rng).items():
             group.start_soon(read, name, log, history, pace)
         end = time.monotonic() + duration_s

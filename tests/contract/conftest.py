@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from controlplane.etcd_server import EtcdServer
-from controlplane.eventlog import Batch, EventLog, Leadership, open_store
+from controlplane.eventlog import CLIENTS, Batch, EventLog, Leadership, open_store
 from controlplane.eventlog.items import InboxItem
 from controlplane.eventlog.memory import MemoryStore
 from controlplane.eventlog.store import Store
@@ -102,6 +102,7 @@ class Relay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.add(writer)
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -156,19 +157,41 @@ class EtcdWorld:
         self.relay.silent = False
 
 
-@pytest_asyncio.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
+@pytest_asyncio.fixture(
+    params=[
+        "memory",
+        pytest.param("thin", marks=pytest.mark.etcd),
+        pytest.param("etcd3", marks=pytest.mark.etcd),
+    ]
+)
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """A store and its faults: in memory, then real."""
+    """A store and its faults: in memory, then real, spoken to by either client."""
     if request.param == "memory":
         yield MemoryWorld()
         return
+    need_client(request.param)
     server = cast("EtcdServer", request.getfixturevalue("etcd"))
     relay = Relay(int(server.url.rsplit(":", 1)[1]))
     await relay.open()
-    store = await open_store(f"http://127.0.0.1:{relay.port}")
+    store = await open_store(f"http://127.0.0.1:{relay.port}", client=request.param)
     yield EtcdWorld(store, relay)
     await store.aclose()
     await relay.close()
+
+
+def need_client(client: str) -> None:
+    """Skip where the package of a client is not installed."""
+    if client == "etcd3":
+        pytest.importorskip("etcd3", reason="needs changeover[etcd3] (cslab-etcd3)")
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Either client; what the module opens by `CLIENT` is opened by it."""
+    name = str(request.param)
+    need_client(name)
+    monkeypatch.setattr(request.module, "CLIENT", name)
+    return name
 
 
 @pytest.fixture

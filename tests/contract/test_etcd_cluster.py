@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from controlplane.eventlog import Leadership
     from tests.contract.conftest import Facts
 
-pytestmark = [pytest.mark.etcd, pytest.mark.slow]
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.usefixtures("client")]
+
+CLIENT = "thin"
+"""Set by the fixture `client` to each in turn."""
 
 MEMBERS = ("m0", "m1", "m2")
 
@@ -56,7 +59,7 @@ async def members(etcd_binary: EtcdBinary, tmp_path: Path) -> AsyncIterator[list
 async def clustered(members: list[EtcdServer]) -> AsyncIterator[Store]:
     """A store that knows all three members."""
     hosts = ",".join(server.url.removeprefix("http://") for server in members)
-    store = await open_store(f"http://{hosts}")
+    store = await open_store(f"http://{hosts}", client=CLIENT)
     yield store
     await store.aclose()
 
@@ -64,7 +67,7 @@ async def clustered(members: list[EtcdServer]) -> AsyncIterator[Store]:
 async def leader_of(members: list[EtcdServer]) -> EtcdServer:
     """The member that leads the cluster."""
     for server in members:
-        store = await open_store(server.url)
+        store = await open_store(server.url, client=CLIENT)
         info = await store.server_info()
         await store.aclose()
         if info.leader == info.member:
@@ -153,7 +156,7 @@ async def connected_member(members: list[EtcdServer], store: Store) -> EtcdServe
     """The member that a store talks to."""
     asked = (await store.server_info()).member
     for server in members:
-        one = await open_store(server.url)
+        one = await open_store(server.url, client=CLIENT)
         member = (await one.server_info()).member
         await one.aclose()
         if member == asked:

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from controlplane.eventlog import Leadership
     from tests.contract.conftest import Facts
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.usefixtures("client")]
+
+CLIENT = "thin"
+"""Set by the fixture `client` to each in turn."""
 
 N0, J0 = NodeId("n0"), JobId("j0")
 
@@ -43,7 +46,7 @@ N0, J0 = NodeId("n0"), JobId("j0")
 @asynccontextmanager
 async def opened(server: EtcdServer, tls: TlsFiles | None = None) -> AsyncIterator[Store]:
     """A store on a server, for as long as the body runs."""
-    store = await open_store(server.url, tls)
+    store = await open_store(server.url, tls, client=CLIENT)
     try:
         yield store
     finally:
@@ -187,7 +190,7 @@ async def test_nobody_there_is_one_line() -> None:
     port = free_port()
 
     with anyio.fail_after(9), pytest.raises(StoreUnavailable) as caught:
-        await open_store(f"http://127.0.0.1:{port}")
+        await open_store(f"http://127.0.0.1:{port}", client=CLIENT)
 
     assert f"etcd at 127.0.0.1:{port} does not answer" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -197,7 +200,7 @@ async def test_a_dead_endpoint_does_not_hide_a_live_one(own_etcd: EtcdServer) ->
     """With several endpoints named, one that answers is enough."""
     live = own_etcd.url.removeprefix("http://")
 
-    store = await open_store(f"http://127.0.0.1:{free_port()},{live}")
+    store = await open_store(f"http://127.0.0.1:{free_port()},{live}", client=CLIENT)
 
     assert (await store.txn((), (Put(b"a", b""),))).succeeded
     await store.aclose()
@@ -205,7 +208,7 @@ async def test_a_dead_endpoint_does_not_hide_a_live_one(own_etcd: EtcdServer) ->
 
 async def test_a_closed_store_says_so(own_etcd: EtcdServer) -> None:
     """A call on a closed store, and a watch that was open, end with an error of ours."""
-    store = await open_store(own_etcd.url)
+    store = await open_store(own_etcd.url, client=CLIENT)
     async with store.watch(b"a", b"", 1) as batches:
         await store.aclose()
         with anyio.fail_after(5), pytest.raises(Exception, match="etcd at"):
@@ -266,6 +269,6 @@ async def test_certificates_are_spoken(etcd_binary: EtcdBinary, tmp_path: Path, 
                 with anyio.fail_after(5):
                     batch = await anext(batches)
         with anyio.fail_after(9), pytest.raises((StoreUnavailable, PermissionDenied)):
-            await open_store(server.url, TlsFiles(ca=files.ca))
+            await open_store(server.url, TlsFiles(ca=files.ca), client=CLIENT)
 
     assert [each.kv.value for each in batch.changes] == [b"1"]
