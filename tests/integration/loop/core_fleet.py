@@ -1,0 +1,321 @@
+"""A fleet whose training processes are real and whose control plane is the pure core, in memory.
+
+The test process plays the agents (with real participants over real local sockets) and the
+controller (evolve and settle); links, transfers, votes, kills and weights are real. What this
+leaves out is etcd and the agents' own process, which have tests of their own.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from statemachine import events as e
+from statemachine import messages as m
+from statemachine.decide import next_deadline, settle
+from statemachine.evolve import evolve
+from statemachine.ids import Incarnation, JobId, NodeId, Position, Slot
+from statemachine.lifecycle import NodeState
+from statemachine.participant import (
+    Instruction,
+    Participant,
+    RunRound,
+    Submit,
+    Tell,
+    on_desired,
+    on_message,
+    on_orders,
+)
+from statemachine.state import FleetState
+from statemachine.topology import desired_of, orders_of
+from worker.channel import AgentChannel, ChannelClosed, open_pair
+from worker.diary import STEPS_VARIABLE
+from worker.faultpoints import FAULTPOINTS_VARIABLE, Act, arm, reached
+
+SCRIPT = Path(__file__).with_name("train_tiny.py")
+JOB = JobId("tiny")
+
+
+class PlayedNode:
+    """One node: a real training process and the participant that speaks for it."""
+
+    def __init__(self, name: str, incarnation: int) -> None:
+        self.name = NodeId(name)
+        self.incarnation = Incarnation(incarnation)
+        self.me = Participant(node=self.name, incarnation=self.incarnation, job=JOB)
+        self.process: Any = None
+        self.channel: AgentChannel | None = None
+        self.faults = Path()
+        self.diary = Path()
+        self.finished = False
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps that this node committed, as it noted them."""
+        if not self.diary.exists():
+            return []
+        return [json.loads(line) for line in self.diary.read_text().splitlines()]
+
+
+class CoreFleet:
+    """Nodes, and the folded state that steers them."""
+
+    def __init__(
+        self,
+        zygote: Any,
+        folder: Path,
+        declared: e.JobDeclared,
+        extra: list[str],
+        script: Path = SCRIPT,
+    ) -> None:
+        self.zygote, self.script = zygote, script
+        self.folder, self.declared, self.extra = folder, declared, extra
+        self.agents_tell = True
+        """Whether agents state that their training process ended; else only peers notice."""
+        self.state = FleetState()
+        self.log: list[e.Recorded] = []
+        self.nodes: dict[str, PlayedNode] = {}
+        self.changed = asyncio.Event()
+        self.secret = folder / "secret"
+        self.secret.write_bytes(secrets.token_bytes(32))
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.hold: Callable[[e.AnyEvent], bool] = lambda _: False
+        self.held: list[e.AnyEvent] = []
+        self.fault: Exception | None = None
+
+    # --- the control plane, played by the core ------------------------------------------------
+
+    def say(self, event: e.AnyEvent) -> None:
+        """A fact reaches the log; whatever follows is decided and told at once."""
+        if self.hold(event):
+            self.held.append(event)
+            return
+        entry = e.Recorded(
+            position=Position(self.state.position + 1),
+            at_ms=round(time.time() * 1000),
+            writer="test",
+            event=event,
+        )
+        self.state = evolve(self.state, entry)
+        self.log.append(entry)
+        self.settle()
+
+    def settle(self) -> None:
+        """Decide what follows from the state and the time."""
+        settled = settle(self.state, round(time.time() * 1000), "test")
+        self.state = settled.state
+        self.log += settled.recorded
+        for name, incarnation in settled.fences:
+            node = self.nodes.get(name)
+            if node is not None and node.incarnation == incarnation:
+                self.kill(name)
+        self._tell_all()
+        self.changed.set()
+
+    def _tell_all(self) -> None:
+        job = self.state.jobs.get(JOB)
+        if job is None:
+            return
+        desired = desired_of(self.state, job)
+        for node in list(self.nodes.values()):
+            record = self.state.nodes.get(node.name)
+            if record is None or record.incarnation != node.incarnation:
+                continue
+            node.me, told = on_desired(node.me, desired)
+            node.me, more = on_orders(node.me, orders_of(self.state, record))
+            self._perform(node, (*told, *more))
+
+    def _perform(self, node: PlayedNode, told: tuple[Instruction, ...]) -> None:
+        for instruction in told:
+            match instruction:
+                case Tell(message):
+                    if node.channel is not None:
+                        node.channel.send(message)
+                case Submit(event):
+                    self.say(event)
+                case RunRound():
+                    pass
+
+    # --- nodes --------------------------------------------------------------------------------
+
+    async def start(self, name: str, incarnation: int = 1) -> PlayedNode:
+        """Start one node's training process."""
+        node = PlayedNode(name, incarnation)
+        channel, theirs = await open_pair()
+        node.channel = channel
+        node.faults = self.folder / f"{name}.{incarnation}.fault"
+        node.diary = self.folder / f"{name}.{incarnation}.steps"
+        node.process = self.zygote.fork(
+            self.script,
+            ["--steps", str(self.declared.steps), "--out", str(self.folder), *self.extra],
+            {FAULTPOINTS_VARIABLE: str(node.faults), STEPS_VARIABLE: str(node.diary)},
+            self.folder / f"{name}.{incarnation}.log",
+            theirs.fileno(),
+        )
+        theirs.close()
+        self.nodes[name] = node
+        self.say(e.NodeJoined(node=node.name, incarnation=node.incarnation, host="127.0.0.1"))
+        channel.send(
+            m.Hello(
+                node=node.name,
+                incarnation=node.incarnation,
+                declared=self.declared,
+                secret_path=str(self.secret),
+                patience=m.Patience(
+                    wait_floor_s=self.state.policy.wait_floor_s,
+                    wait_steps=self.state.policy.wait_steps,
+                    silence_s=self.state.policy.silence_s,
+                ),
+            )
+        )
+        task = asyncio.create_task(self._hear(node))
+        self.tasks.add(task)
+        return node
+
+    async def _hear(self, node: PlayedNode) -> None:
+        assert node.channel is not None
+        try:
+            while True:
+                said = await node.channel.receive()
+                node.me, told = on_message(node.me, said)
+                self._perform(node, told)
+                node.finished = node.finished or isinstance(said, m.Finished)
+                if isinstance(said, m.Ready):
+                    self._tell_all()
+        except ChannelClosed:
+            self._ended(node)
+        except Exception as error:
+            self.fault = error
+            self.changed.set()
+            raise
+
+    def _ended(self, node: PlayedNode) -> None:
+        self.changed.set()
+        if node.finished or not self.agents_tell or self.nodes.get(node.name) is not node:
+            return
+        self.say(
+            e.WorkerExited(node=node.name, incarnation=node.incarnation, job=JOB, reason="it ended")
+        )
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Send a real signal to a real process."""
+        self.nodes[name].process.signal(number)
+
+    # --- faults and facts ---------------------------------------------------------------------
+
+    def holder(self, slot: int) -> str:
+        """Who holds a slot."""
+        return str(self.state.jobs[JOB].holders[Slot(slot)])
+
+    def arm(self, name: str, points: Sequence[str], act: Act = Act.KILL) -> None:
+        """Let a node meet a fault at the end of a path of points."""
+        arm(self.nodes[name].faults, points, act)
+
+    def met(self, name: str) -> bool:
+        """Whether the armed fault was met."""
+        return reached(self.nodes[name].faults).exists()
+
+    def release(self, name: str) -> None:
+        """Let a held thread go on."""
+        reached(self.nodes[name].faults).unlink()
+
+    def lost(self) -> list[str]:
+        """Nodes declared lost, in order."""
+        return [str(r.event.node) for r in self.log if isinstance(r.event, e.NodeLost)]
+
+    def warm(self) -> list[str]:
+        """Warm standbys."""
+        nodes = self.state.nodes.values()
+        return sorted(node.node for node in nodes if node.state is NodeState.STANDBY)
+
+    async def add_standby(self) -> str:
+        """Start one more node and wait until it is warm."""
+        name = f"n{len(self.nodes)}"
+        await self.start(name)
+        await self.until(f"{name} is warm", lambda: name in self.warm())
+        return name
+
+    def idle(self) -> bool:
+        """Whether the job runs with every slot filled and nothing pending."""
+        job = self.state.jobs[JOB]
+        return job.launched and job.pending is None and not job.vacant
+
+    def hurry(self) -> None:
+        """Let the steps go at full speed from now on."""
+        (self.folder / "hurry").touch()
+
+    async def digest(self, within_s: float = 30.0) -> str:
+        """Let the job end, and return the one digest of everybody's weights."""
+        self.hurry()
+        await self.until("the job finishes", lambda: self.state.jobs[JOB].finished, within_s)
+        finished = self.events(e.WorkerFinished)
+        digests = {str(r.event.weights_digest) for r in finished}
+        assert len(digests) == 1, self.story()
+        return digests.pop()
+
+    def losses(self) -> dict[tuple[int, int], set[float]]:
+        """Losses by (slot, step), from every node's own notes; each node's steps without gaps."""
+        slots: dict[tuple[int, str], int] = {}
+        members: dict[int, str] = {}
+        plans = {r.event.transition: r.event for r in self.events(e.TransitionPlanned)}
+        for entry in self.events(e.TransitionCommitted):
+            changes = plans[entry.event.transition].changes
+            members = {**members, **{c.slot: str(c.joiner) for c in changes}}
+            slots |= {(entry.event.epoch, node): slot for slot, node in members.items()}
+        found: dict[tuple[int, int], set[float]] = {}
+        for name, node in self.nodes.items():
+            lines = node.steps()
+            steps = [line["step"] for line in lines]
+            assert steps == list(range(steps[0], steps[0] + len(steps)) if steps else []), (
+                f"{name} lost or repeated a step: {steps}"
+            )
+            for line in lines:
+                key = slots[line["epoch"], name], line["step"]
+                found.setdefault(key, set()).add(line["loss"])
+        return found
+
+    async def until(self, what: str, holds: Callable[[], bool], within_s: float = 20.0) -> None:
+        """Wait for a condition on the folded state, or fail and print the log."""
+        ends_at = time.monotonic() + within_s
+        while not holds() and time.monotonic() < ends_at:
+            if self.fault is not None:
+                raise self.fault
+            due = next_deadline(self.state, round(time.time() * 1000), self.state.policy)
+            wait_s = 1.0 if due is None else max(0.0, due / 1000 - time.time())
+            self.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), min(wait_s + 0.001, 1.0))
+            self.settle()
+        if not holds():
+            for name in self.nodes:
+                self.kill(name, signal.SIGUSR1)  # every thread's stack, into the node's log
+            await asyncio.sleep(0.5)
+            # the stacks are written by the processes themselves, whenever they are scheduled
+            raise AssertionError(f"not within {within_s} s: {what}\n{self.story()}")
+
+    def events(self, kind: type[e.Event]) -> list[Any]:
+        """Every recorded event of a type."""
+        return [entry for entry in self.log if isinstance(entry.event, kind)]
+
+    def story(self) -> str:
+        """The log, one line per event, and the ends of the nodes' own logs."""
+        lines = [f"{r.position} {r.at_ms % 100000} {str(r.event)[:220]}" for r in self.log[-60:]]
+        for path in sorted(self.folder.glob("*.log")):
+            lines += [f"--- {path.name}", *path.read_text().splitlines()[-60:]]
+        return "\n".join(lines)
+
+    async def stop(self) -> None:
+        """Kill whatever still runs."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for node in self.nodes.values():
+            node.process.signal(signal.SIGKILL)
+            await node.process.wait()
+            node.process.close()
+            assert node.channel is not None
+            node.channel.close()
