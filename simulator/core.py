@@ -180,12 +180,6 @@ class Core:
             me, record = self.participants.get(name), self.state.nodes.get(name)
             if me is not None and record is not None:
                 self._took(on_orders(me, orders_of(self.state, record)))
-        for number in sorted(self.state.sweeps):
-            sweep = self.state.sweeps[number]
-            partner = self.participants.get(sweep.request.partner)
-            record = self.state.nodes.get(sweep.request.partner)
-            if partner is not None and record is not None:
-                self._took(on_orders(partner, orders_of(self.state, record)))
         if jobs and JOB in self.state.jobs:
             desired = desired_of(self.state, self.job)
             for name in sorted(self.participants):

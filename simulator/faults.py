@@ -212,10 +212,10 @@ def _imported(scenario: Scenario, streams: Streams) -> Iterator[Fault]:
     by_machine: dict[int, list[tuple[float, float]]] = {}
     for entry in trace.entries:
         by_machine.setdefault(entry.machine, []).append((entry.at_days * DAY_S, entry.hours))
+    copy_shift_s = 0.0
     for machine in range(scenario.machines):
-        shift_s = chance.random() * span_s if machine % trace.machines == 0 else -1.0
-        if shift_s >= 0:
-            copy_shift_s = shift_s
+        if machine % trace.machines == 0:
+            copy_shift_s = chance.random() * span_s
         for begin_s, hours in by_machine.get(machine % trace.machines, ()):
             at_s = (begin_s - copy_shift_s) % span_s
             while at_s < scenario.horizon_s:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from simulator.models import MODELS, Model
 from simulator.scenario import Scenario
@@ -42,8 +43,8 @@ class Recipe(Struct, frozen=True, kw_only=True):
     rolls_back: bool = True
 
 
-def _swap(name: str, words: str, **parts: bool) -> Recipe:
-    return Recipe(name=name, family="swap", words=words, rolls_back=False, **parts)
+def _swap(name: str, words: str) -> Recipe:
+    return Recipe(name=name, family="swap", words=words, rolls_back=False)
 
 
 STRATEGIES: Final[Mapping[str, Recipe]] = {
@@ -99,14 +100,22 @@ STRATEGIES: Final[Mapping[str, Recipe]] = {
             rolls_back=False,
         ),
         _swap("standby-swap", "a warm standby takes the slot by a delta (Changeover, TrainMover)"),
-        _swap("swap-no-standby", "the same without a standby: its parts overlap", standby=False),
-        _swap("swap-no-warmup", "a standby that has rehearsed nothing", warmup=False),
-        _swap("swap-no-delta", "a warm standby; all communicators anew", delta=False),
-        _swap("swap-no-direct", "a warm standby; state from a checkpoint", direct=False),
-        _swap("swap-migration", "only the direct transfer", warmup=False, delta=False),
-        _swap("standby-swap-guard", "with monitor and sweeps (Guard)", monitor=True, sweep=True),
-        _swap("standby-swap-monitor", "with the monitor, without sweeps", monitor=True, sweep=False),
-        _swap("standby-swap-blind", "without Guard", monitor=False, sweep=False),
+        replace(
+            _swap("swap-no-standby", "the same without a standby: its parts overlap"), standby=False
+        ),
+        replace(_swap("swap-no-warmup", "a standby that has rehearsed nothing"), warmup=False),
+        replace(_swap("swap-no-delta", "a warm standby; all communicators anew"), delta=False),
+        replace(_swap("swap-no-direct", "a warm standby; state from a checkpoint"), direct=False),
+        replace(_swap("swap-migration", "only the direct transfer"), warmup=False, delta=False),
+        replace(
+            _swap("standby-swap-guard", "with monitor and sweeps (Guard)"), monitor=True, sweep=True
+        ),
+        replace(
+            _swap("standby-swap-monitor", "with the monitor, without sweeps"),
+            monitor=True,
+            sweep=False,
+        ),
+        replace(_swap("standby-swap-blind", "without Guard"), monitor=False, sweep=False),
     )
 }
 

@@ -88,8 +88,8 @@ class Quarantine:
             scenario.job.step_s * 1000,
             scenario.grey.noise,
             scenario.guard.peers,
-            world.core.state.policy.detector,
-            world.streams.fresh(f"watch/{number}/{severity}"),
+            policy=world.core.state.policy.detector,
+            chance=world.streams.fresh(f"watch/{number}/{severity}"),
         )
         if seen.verdict is None:
             return

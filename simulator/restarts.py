@@ -189,9 +189,7 @@ class Restarts:
 
     def _set_speed(self) -> None:
         job = self.scenario.job
-        speed = pace(
-            self.plant.slow, job.axes, self.scenario.fleet.gpus_per_node, job.microbatches
-        )
+        speed = pace(self.plant.slow, job.axes, self.scenario.fleet.gpus_per_node, job.microbatches)
         smaller = min(self._replicas - 1, len(self.missing))
         self.meter.speed = speed * (self._replicas - smaller) / self._replicas
 

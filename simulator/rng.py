@@ -39,7 +39,7 @@ def exponential(chance: random.Random, mean: float) -> float:
 
 def weibull(chance: random.Random, mean: float, shape: float, gamma: float) -> float:
     """Draw from a Weibull distribution; `gamma` is Gamma(1 + 1 / shape)."""
-    return mean / gamma * (-log(1.0 - chance.random())) ** (1 / shape)
+    return float(mean / gamma * (-log(1.0 - chance.random())) ** (1 / shape))
 
 
 def weighted(chance: random.Random, weights: Sequence[float]) -> int:

@@ -186,7 +186,9 @@ def _check_together(scenario: s.Scenario, source: str) -> None:
         raise bad(f"faults.classes: the shares are {shares:.3f} together; they must be 1")
     for each in scenario.faults.classes:
         if each.evidence not in ("exit", "reset", "lease"):
-            raise bad(f"faults.classes.{each.name}.evidence = {each.evidence!r}: exit, reset, lease")
+            raise bad(
+                f"faults.classes.{each.name}.evidence = {each.evidence!r}: exit, reset, lease"
+            )
     if scenario.repair.kind == "resample" and not (
         scenario.repair.samples_h or scenario.repair.trace
     ):

@@ -32,6 +32,7 @@ def watch(
     step_ms: float,
     noise: float,
     peers: int,
+    *,
     policy: DetectorPolicy,
     chance: random.Random,
 ) -> Watched:
@@ -46,9 +47,10 @@ def watch(
         seen = observe(state, batch, (window + 1) * 1000, policy)
         state = seen.state
         for judged in seen.judgements:
-            if isinstance(judged, VerdictIssued) and judged.node == "w0":
-                if judged.verdict in (Verdict.DEGRADED, Verdict.FAULTY):
-                    return Watched(judged, window + 1)
+            if not isinstance(judged, VerdictIssued) or judged.node != "w0":
+                continue
+            if judged.verdict in (Verdict.DEGRADED, Verdict.FAULTY):
+                return Watched(judged, window + 1)
     return Watched(None, WINDOWS_MAX)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-
 from simulator.agenda import Agenda
 from simulator.core import DIGEST, JOB, Core, node_id, number_of
 from simulator.faults import Fault, Kind, Trace
@@ -29,7 +28,6 @@ from statemachine import messages as m
 from statemachine.ids import Epoch, Slot
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.participant import Participant, RunRound
-
 
 
 class World:
@@ -365,5 +363,3 @@ class World:
         machine.incarnation += 1
         machine.away = False
         return machine.incarnation
-
-

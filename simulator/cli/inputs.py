@@ -1,0 +1,115 @@
+"""Verbs about data from elsewhere: import stepfun, import csv, paper."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from simulator.cli.showing import show_json, show_table, with_interval
+from simulator.errors import BadTrace
+from simulator.paper import NOT_REPRODUCED, figures
+from simulator.traces import UNITS, FaultTrace, read_csv, read_stepfun, stats
+
+Command = Callable[..., Any]
+
+
+@click.group("import")
+def import_() -> None:
+    """Read a fault trace, say what it is like, and write it for `faults.trace`.
+
+    Example: simctl import stepfun faults.json --machines 400 --out trace.json
+    """
+
+
+def _options(command: Command) -> Command:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--out", type=click.Path(path_type=Path), help="Write the trace there."),
+        click.option("--machines", type=click.IntRange(0), default=0, help="Machines observed."),
+        click.option("--days", type=float, default=0.0, help="Days observed; else to the end."),
+    ):
+        command = option(command)
+    return click.argument("file", type=click.Path(path_type=Path))(command)
+
+
+@import_.command(epilog="Example: simctl import stepfun faults.json --machines 400 --json")
+@_options
+def stepfun(file: Path, *, machines: int, days: float, out: Path | None, as_json: bool) -> None:
+    """Read the form of the InfiniteHBD trace."""
+    _finish(read_stepfun(file, machines, days), out, as_json=as_json)
+
+
+@import_.command("csv", epilog="Example: simctl import csv f.csv --map node=host --map end=fixed")
+@_options
+@click.option("--map", "mapping", multiple=True, help="ours=theirs for node, start, end, cause.")
+@click.option("--unit", type=click.Choice([*UNITS, "iso"]), default="days", help="Of the times.")
+def csv_(
+    file: Path,
+    *,
+    machines: int,
+    days: float,
+    out: Path | None,
+    as_json: bool,
+    mapping: tuple[str, ...],
+    unit: str,
+) -> None:
+    """Read one row per fault."""
+    columns = {}
+    for pair in mapping:
+        ours, equals, theirs = pair.partition("=")
+        if not equals or ours not in ("node", "start", "end", "cause"):
+            raise BadTrace(f"--map {pair!r}: must be node=, start=, end= or cause= and a column")
+        columns[ours] = theirs
+    _finish(read_csv(file, columns, unit, machines, days), out, as_json=as_json)
+
+
+def _finish(trace: FaultTrace, out: Path | None, *, as_json: bool) -> None:
+    found = stats(trace)
+    if out is not None:
+        out.write_bytes(msgspec.json.encode(trace) + b"\n")
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        (name, f"{value:.4g}" if isinstance(value, float) else value)
+        for name in found.__struct_fields__
+        if not isinstance(value := getattr(found, name), dict)
+    ]
+    rows += [(f"repair {name}, h", f"{value:.1f}") for name, value in found.repair_h.items()]
+    show_table(trace.source, ("what", "value"), rows)
+
+
+@click.command(epilog="Example: simctl paper --json")
+@click.option("--replications", type=click.IntRange(2), default=5, help="Per figure.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def paper(replications: int, *, as_json: bool) -> None:
+    """Simulate published figures again; fitted and predicted ones are marked apart."""
+    rows = list(figures(replications))
+    if as_json:
+        show_json(
+            {
+                "figures": [
+                    {**msgspec.to_builtins(row), "relative_error": row.error} for row in rows
+                ],
+                "not_reproduced": [{"name": name, "why": why} for name, why in NOT_REPRODUCED],
+            }
+        )
+        return
+    show_table(
+        "published and simulated",
+        ("figure", "published", "simulated", "error", "kind"),
+        [
+            (
+                row.name,
+                f"{row.published:g} {row.unit}",
+                with_interval(row.simulated, 3),
+                f"{row.error:+.1%}{' (!)' if abs(row.error) > 0.1 else ''}",
+                row.kind,
+            )
+            for row in rows
+        ],
+    )
+    for name, why in NOT_REPRODUCED:
+        click.echo(f"not reproduced: {name}: {why}")

@@ -1,0 +1,54 @@
+"""Tables for people, JSON for programs, and progress with the time left; nothing else prints."""
+
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from simulator.stats import Estimate
+
+
+def show_json(value: object) -> None:
+    """Print a value as JSON."""
+    raw = msgspec.json.encode(value)
+    click.echo(msgspec.json.format(raw, indent=1).decode())
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; the first column is words, the others are numbers."""
+    table = Table(title=title, title_justify="left")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    width = None if sys.stdout.isatty() else 160
+    Console(width=width, highlight=False).print(table)
+
+
+def with_interval(found: Estimate, digits: int = 4) -> str:
+    """A mean and half its interval."""
+    if found.half == float("inf"):
+        return f"{found.mean:.{digits}f}"
+    return f"{found.mean:.{digits}f} ± {found.half:.{digits}f}"
+
+
+class Progress:
+    """A line on stderr with how much is done and how long the rest will take."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._shown = 0.0
+
+    def __call__(self, done: int, of: int) -> None:
+        """Tell; at most twice a second, and only on a terminal."""
+        now = time.monotonic()
+        if not sys.stderr.isatty() or (now - self._shown < 0.5 and done < of):
+            return
+        self._shown = now
+        left_s = (now - self._began) / done * (of - done)
+        end = "\n" if done >= of else ""
+        click.echo(f"\r{done} of {of}, about {left_s:.0f} s left   {end}", nl=False, err=True)

@@ -1,0 +1,94 @@
+"""How many standbys, and which checkpoint interval, for a target: a curve and its cheapest point.
+
+Standbys are tried upwards on common traces; the interval is Young and Daly's optimum for the
+scenario's rate, which is exact enough that trying neighbours changes nothing in the third digit.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+
+import msgspec
+from msgspec import Struct
+
+from simulator.compare import Progress, Sample, spread
+from simulator.faults import hard_rate_s
+from simulator.scenario import Scenario
+from simulator.stats import Estimate, estimate
+
+STANDBYS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+class Point(Struct, frozen=True, kw_only=True):
+    """One number of standbys."""
+
+    standbys: int
+    ettr: Estimate
+    idle_gpu_h: float
+    wasted_gpu_h: float
+    cold: float
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """The curve, the first point whose interval lies above the target, and what it costs."""
+
+    target: float
+    standbys: int | None
+    checkpoint_interval_s: float
+    idle_gpu_h: float
+    idle_usd: float
+    curve: tuple[Point, ...]
+    reason: str
+
+
+def plan(
+    scenario: Scenario,
+    target: float,
+    workers: int = 1,
+    progress: Progress | None = None,
+    counts: Sequence[int] = STANDBYS,
+) -> Plan:
+    """Walk the curve until it is flat or well above the target."""
+    curve: list[Point] = []
+    chosen: Point | None = None
+    for count in counts:
+        point = _point(scenario, count, workers)
+        curve.append(point)
+        if progress is not None:
+            progress(len(curve), len(counts))
+        if chosen is None and point.ettr.low >= target:
+            chosen = point
+        if (chosen is not None and len(curve) >= counts.index(chosen.standbys) + 2) or (
+            len(curve) > 3 and point.ettr.mean - curve[-3].ettr.mean < 1e-4
+        ):
+            break
+    best = chosen or max(curve, key=lambda each: each.ettr.mean)
+    if chosen is not None:
+        reason = f"{chosen.standbys} standbys are the fewest whose interval lies above {target}"
+    else:
+        reason = f"no number of standbys reaches {target}: {best.ettr.mean:.4f} at best"
+    stall_s, rate = scenario.job.checkpoint_stall_s, hard_rate_s(scenario) * scenario.slots
+    return Plan(
+        target=target,
+        standbys=chosen.standbys if chosen is not None else None,
+        checkpoint_interval_s=sqrt(2 * stall_s / rate) if rate and stall_s else 0.0,
+        idle_gpu_h=best.idle_gpu_h,
+        idle_usd=best.idle_gpu_h * scenario.human.gpu_hour_usd,
+        curve=tuple(curve),
+        reason=reason,
+    )
+
+
+def _point(scenario: Scenario, count: int, workers: int) -> Point:
+    fleet = msgspec.structs.replace(scenario.fleet, standbys=count, nodes=scenario.machines + count)
+    changed = msgspec.structs.replace(scenario, fleet=fleet)
+    strategy = "standby-swap" if count else "swap-no-standby"
+    tasks = [(changed, (strategy,), number) for number in range(scenario.replications)]
+    done: dict[int, list[Sample]] = dict(spread(tasks, workers))
+    found = [done[index][0] for index in sorted(done)]
+    return Point(
+        standbys=count,
+        ettr=estimate([sample.ettr for sample in found]),
+        idle_gpu_h=sum(sample.idle_gpu_h for sample in found) / len(found),
+        wasted_gpu_h=sum(sample.wasted_gpu_h for sample in found) / len(found),
+        cold=sum(sample.cold for sample in found) / len(found),
+    )
