@@ -16,6 +16,7 @@ from typing import Any, Final
 import anyio
 from anyio import to_thread
 from msgspec import Struct
+from msgspec.structs import replace
 
 from controlplane.errors import LogRefuted
 from controlplane.eventlog import (
@@ -140,14 +141,7 @@ async def archive_log(
     names: list[str] = []
     first, last = mark.position, Position(min(position - keep, snapshot))
     while mark.position < last:
-        stop = Position(min(mark.position + SEGMENT_ENTRIES, last))
-        entries = [
-            entry
-            async for page in log.read_entries(Position(mark.position + 1), stop)
-            for entry in page
-        ]
-        write = partial(write_segment, folder, log.fleet, mark, entries)
-        segment = await to_thread.run_sync(write)
+        segment = await _write_next(log, folder, mark, last)
         await log.forget(mark, segment.mark)
         mark = segment.mark
         names.append(segment.path.name)
@@ -160,16 +154,58 @@ async def archive_log(
     )
 
 
+async def rescue_log(
+    log: EventLog, folder: Path, *, now_ms: int, keep: int = KEEP_ENTRIES
+) -> Archived:
+    """Archive a log whose store is full, and bring the store back.
+
+    A full store takes neither a snapshot nor a new mark. So entries are written to segments, then
+    deleted under the old mark; space is given back and the alarm lifted; then mark and snapshot
+    follow, folded from the archive. Cut off anywhere, it is to be run again.
+
+    Raises: see `archive_log`.
+    """
+    await _make_folder(folder)
+    chain = await to_thread.run_sync(chain_of, folder, log.fleet)
+    mark = await log.mark()
+    check_against_mark(chain, mark, folder)
+    written = chain[-1].mark if chain else mark
+    last = Position(await log.head() - keep)
+    names: list[str] = []
+    while written.position < last:
+        segment = await _write_next(log, folder, written, last)
+        written = segment.mark
+        names.append(segment.path.name)
+    await log.drop(mark, written.position)
+    await _release(log)
+    await log.store.reclaim()
+    done = await archive_log(log, folder, now_ms=now_ms, keep=keep, again=True)
+    return replace(done, segments=tuple(names), entries=done.last - mark.position)
+
+
+async def _write_next(log: EventLog, folder: Path, before: Mark, last: Position) -> Segment:
+    """Write the segment that follows a mark."""
+    start, stop = before.position + 1, min(before.position + SEGMENT_ENTRIES, last)
+    pages = log.read_entries(Position(start), Position(stop))
+    entries = [entry async for page in pages for entry in page]
+    write = partial(write_segment, folder, log.fleet, before, entries)
+    return await to_thread.run_sync(write)
+
+
 async def _image_at_head(log: EventLog) -> Image:
     return await fold_on(log, await newest_image(log))
 
 
-async def _take_up(log: EventLog, folder: Path) -> Mark:
-    """Compare folder and mark; let leave what was written but has not left yet."""
+async def _make_folder(folder: Path) -> None:
     try:
         await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+async def _take_up(log: EventLog, folder: Path) -> Mark:
+    """Compare folder and mark; let leave what was written but has not left yet."""
+    await _make_folder(folder)
     chain = await to_thread.run_sync(chain_of, folder, log.fleet)
     mark = await log.mark()
     check_against_mark(chain, mark, folder)
@@ -184,13 +220,15 @@ async def _take_up(log: EventLog, folder: Path) -> Mark:
 
 
 async def _compare(log: EventLog, segment: Segment, start: Position) -> None:
-    """Make sure that the store says what a segment says, before it leaves the store."""
-    kept = iter([entry for entry in read_segment(segment) if entry.position >= start])
-    async for page in log.read_entries(start, segment.header.last):
-        for entry in page:
-            if next(kept, None) != entry:
-                name = segment.path.name
-                raise LogCorrupt(entry.position, f"{name} does not hold what the store does")
+    """Make sure that what the store still has of a segment says the same.
+
+    A rescue deletes before it can move the mark; then the store has less, or nothing.
+    """
+    written = {entry.position: entry for entry in read_segment(segment)}
+    async for entry in log.left_of(start, segment.header.last):
+        if written[entry.position] != entry:
+            name = segment.path.name
+            raise LogCorrupt(entry.position, f"{name} does not hold what the store does")
 
 
 def check_against_mark(chain: tuple[Segment, ...], mark: Mark, folder: Path) -> None:
@@ -291,7 +329,7 @@ class Stats(Struct, frozen=True, kw_only=True):
             return ""
         return (
             f"the store holds {self.quota_share:.0%} of its quota; when it is full it refuses "
-            "leases too: changeover log archive DIR, then etcdctl defrag"
+            "leases too: changeover log archive DIR --reclaim"
         )
 
     def lines(self) -> tuple[str, ...]:

@@ -35,21 +35,29 @@ def _now_ms() -> int:
     type=click.IntRange(0),
     help="events that stay in the store",
 )
+@click.option(
+    "--reclaim",
+    is_flag=True,
+    help="for a full store: make room first, defragment, lift its alarm",
+)
 @click.option("--refold", is_flag=True, help="fold from the archive, not from a snapshot")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 def archive_command(
-    settings: Settings, *, as_json: bool, keep: int, refold: bool, folder: Path
+    settings: Settings, *, as_json: bool, keep: int, reclaim: bool, refold: bool, folder: Path
 ) -> None:
     """Take a snapshot, then move old events from the store to files in DIR.
 
     Each file is read back before its events leave the store. May be run while the fleet works, and
-    again after an interruption. --refold is for a release that cannot read the snapshots there are.
+    again after an interruption. --reclaim brings back a store that is full. --refold is for a
+    release that cannot read the snapshots there are.
     """
-    from controlplane.archiving import Archived, archive_log
+    from controlplane.archiving import Archived, archive_log, rescue_log
     from controlplane.server import opened
 
     async def run() -> Archived:
         async with opened(settings) as event_log:
+            if reclaim:
+                return await rescue_log(event_log, folder, now_ms=_now_ms(), keep=keep)
             return await archive_log(event_log, folder, now_ms=_now_ms(), keep=keep, again=refold)
 
     done = anyio.run(run)

@@ -27,6 +27,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import anyio
+import anyio.to_thread
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is raised, not printed as well
 
@@ -42,7 +43,7 @@ from controlplane.eventlog.errors import (
     WatchLost,
 )
 from controlplane.eventlog.etcd_errors import to_error
-from controlplane.eventlog.etcd_url import Endpoints, TlsFiles
+from controlplane.eventlog.etcd_url import Endpoints, TlsFiles, resolve
 from controlplane.eventlog.store import (
     Change,
     Compare,
@@ -61,6 +62,9 @@ TRY_S: Final = 1.0
 
 REPLAY_TRY_S: Final = 10.0
 """Seconds one window of a bulk read may take."""
+
+RECLAIM_TRY_S: Final = 120.0
+"""Seconds that giving back the space of one member may take."""
 
 READ_BUDGET_S: Final = 5.0
 """Seconds during which a read repeats itself."""
@@ -188,6 +192,7 @@ class EtcdStore:
         """
         self._endpoints = endpoints
         self._where = str(endpoints)
+        self._tls = tls
         self._channel = self._open(target, tls)
         self._replay_channel = self._open(target, tls)
         self._txn = self._unary(self._channel, wire.KV_TXN, "TxnResponse")
@@ -354,10 +359,39 @@ class EtcdStore:
         except Compacted:
             return
 
+    async def reclaim(self) -> None:
+        """See `Store.reclaim`."""
+        for host in self._endpoints.hosts:
+            member = Endpoints((host,), self._endpoints.tls)
+            target = await anyio.to_thread.run_sync(resolve, member)
+            channel = self._open(target, self._tls)
+            try:
+                await _reclaim(channel, str(member))
+            finally:
+                await channel.close()
+
     async def aclose(self) -> None:
         """See `Store.aclose`."""
         await self._channel.close()
         await self._replay_channel.close()
+
+
+async def _reclaim(channel: grpc.aio.Channel, where: str) -> None:
+    """Defragment one member, then lift every alarm that it knows of."""
+
+    async def ask(path: str, answer: str, request: Any, try_s: float) -> Any:
+        method = EtcdStore._unary(channel, path, answer)  # noqa: SLF001 - our own class
+        call = method(request, timeout=try_s)
+        return await _answer(call, call, where, is_write=True)
+
+    defragment = _M["DefragmentRequest"]()
+    await ask(wire.MAINTENANCE_DEFRAGMENT, "DefragmentResponse", defragment, RECLAIM_TRY_S)
+    raised = await ask(wire.MAINTENANCE_ALARM, "AlarmResponse", _M["AlarmRequest"](), TRY_S)
+    for alarm in raised.alarms:
+        lift = _M["AlarmRequest"](
+            action=wire.ALARM_DEACTIVATE, memberID=alarm.memberID, alarm=alarm.alarm
+        )
+        await ask(wire.MAINTENANCE_ALARM, "AlarmResponse", lift, TRY_S)
 
 
 def _serialize(message: Any) -> bytes:

@@ -148,6 +148,7 @@ class Etcd3Store(EtcdStore):
         """
         self._endpoints = endpoints
         self._where = str(endpoints)
+        self._tls = tls
         self._options, self._credentials = channel_terms(endpoints, tls)
         self._target = target
         client, replay = self._new_client(), self._new_client()

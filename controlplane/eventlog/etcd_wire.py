@@ -65,6 +65,11 @@ _MESSAGES: Final[dict[str, str]] = {
     "LeaseRevokeResponse": "header 1 ResponseHeader",
     "LeaseKeepAliveRequest": "ID 1 int64",
     "LeaseKeepAliveResponse": "header 1 ResponseHeader, ID 2 int64, TTL 3 int64",
+    "DefragmentRequest": "",
+    "DefragmentResponse": "header 1 ResponseHeader",
+    "AlarmRequest": "action 1 enum, memberID 2 uint64, alarm 3 enum",
+    "AlarmMember": "memberID 1 uint64, alarm 2 enum",
+    "AlarmResponse": "header 1 ResponseHeader, alarms 2 *AlarmMember",
     "StatusRequest": "",
     "StatusResponse": "header 1 ResponseHeader, version 2 string, dbSize 3 int64, leader 4 uint64",
 }
@@ -73,6 +78,8 @@ _MESSAGES: Final[dict[str, str]] = {
 _ONEOF_NAME: Final = "choice"
 
 EVENT_DELETE: Final = 1
+ALARM_GET: Final = 0
+ALARM_DEACTIVATE: Final = 2
 COMPARE_EQUAL: Final = 0
 COMPARE_NOT_EQUAL: Final = 3
 
@@ -83,6 +90,8 @@ WATCH: Final = "/etcdserverpb.Watch/Watch"
 LEASE_GRANT: Final = "/etcdserverpb.Lease/LeaseGrant"
 LEASE_REVOKE: Final = "/etcdserverpb.Lease/LeaseRevoke"
 LEASE_KEEP_ALIVE: Final = "/etcdserverpb.Lease/LeaseKeepAlive"
+MAINTENANCE_DEFRAGMENT: Final = "/etcdserverpb.Maintenance/Defragment"
+MAINTENANCE_ALARM: Final = "/etcdserverpb.Maintenance/Alarm"
 MAINTENANCE_STATUS: Final = "/etcdserverpb.Maintenance/Status"
 
 

@@ -6,7 +6,7 @@ What belongs here: one short method per verb, and nothing that is written twice 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Final
 
@@ -213,6 +213,14 @@ class EventLog:
     async def forget(self, old: Mark, new: Mark) -> None:
         """Delete what is archived from the store, and move the mark. See `retention.forget`."""
         await retention.forget(self.store, self._keys, old, new)
+
+    async def drop(self, mark: Mark, last: Position) -> None:
+        """Delete what is archived and leave the mark. See `retention.drop`."""
+        await retention.drop(self.store, self._keys, mark, last)
+
+    def left_of(self, start: Position, stop: Position) -> AsyncIterator[Entry]:
+        """What the store still has of these positions; holes are passed over."""
+        return retention.left_of(self.store, self._keys, start, stop)
 
     async def snapshots(self) -> tuple[Manifest, ...]:
         """Every complete snapshot, the oldest first."""

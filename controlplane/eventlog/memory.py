@@ -240,6 +240,11 @@ class MemoryStore:
         self._check_known(revision)
         self._table.compact(revision)
 
+    async def reclaim(self) -> None:
+        """See `Store.reclaim`."""
+        await self._enter()
+        self.faults.full = False
+
     async def aclose(self) -> None:
         """See `Store.aclose`."""
         self.drop_watches()

@@ -13,16 +13,18 @@ move it, and whoever misses an entry learns from the mark whether it is archived
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from controlplane.eventlog.errors import LogCorrupt, Refused
+from controlplane.eventlog.items import Entry
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.settle import settle
 from controlplane.eventlog.store import (
+    Compare,
     Delete,
     Get,
     KeyValue,
@@ -169,16 +171,48 @@ async def forget(store: Store, keys: Keys, old: Mark, new: Mark) -> None:
         at = step
 
 
+async def drop(store: Store, keys: Keys, mark: Mark, last: Position) -> None:
+    """Delete entries up to `last` and leave the mark, for a store too full to take a new one.
+
+    Raises:
+        Refused: the mark is not where it was thought.
+        StoreUnavailable, OutcomeUnknown.
+    """
+    at = mark.position
+    while at < last:
+        upto = Position(min(at + DELETE_ENTRIES, last))
+        result = await settle(
+            store, (_stands(keys, mark),), (Delete(keys.log(at + 1), keys.log(upto + 1)),)
+        )
+        if not result.succeeded:
+            raise Refused(f"the log is no longer archived up to {mark.position}: look again")
+        at = upto
+
+
+async def left_of(
+    store: Store, keys: Keys, start: Position, stop: Position
+) -> AsyncIterator[Entry]:
+    """Yield what the store still has of positions `start` to `stop`; holes are passed over."""
+    for at in range(start, stop + 1, DELETE_ENTRIES):
+        end = min(at + DELETE_ENTRIES, stop + 1)
+        page = await store.range(keys.log(at), keys.log(end), replay=True)
+        for kv in page.kvs:
+            yield Entry(keys.position(kv.key), kv.value)
+
+
+def _stands(keys: Keys, mark: Mark) -> Compare:
+    if not mark.position:
+        return absent(keys.archived)
+    return value_is(keys.archived, msgspec.json.encode(mark))
+
+
 async def _step(store: Store, keys: Keys, old: Mark, new: Mark) -> None:
-    guard = (
-        value_is(keys.archived, msgspec.json.encode(old)) if old.position else absent(keys.archived)
-    )
     wanted = msgspec.json.encode(new)
     ops: tuple[Op, ...] = (
         Put(keys.archived, wanted),
         Delete(keys.log(old.position + 1), keys.log(new.position + 1)),
     )
-    result = await settle(store, (guard,), ops, (Get(keys.archived),))
+    result = await settle(store, (_stands(keys, old),), ops, (Get(keys.archived),))
     if not result.succeeded:
         found = result.responses[0]
         if not (result.unsure and found and found[0].value == wanted):

@@ -207,6 +207,13 @@ class Store(Protocol):
         """Forget history before a revision; live keys stay. Repeating it is no error."""
         ...
 
+    async def reclaim(self) -> None:
+        """Give back what deletion and compaction freed, and lift the alarm of a full store.
+
+        Goes member by member; each answers nobody else meanwhile, for about a second per 100 MiB.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Close connections; idempotent."""
         ...
