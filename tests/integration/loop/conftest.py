@@ -78,7 +78,6 @@ def calm(launch: Launch, calm_runs: Calm) -> Callable[..., Any]:
             digest = await fleet.digest(60.0)
             calm_runs[key] = digest, fleet.losses()
             await fleet.stop()
-            fleet.nodes.clear()
         return calm_runs[key]
 
     return run

@@ -86,6 +86,7 @@ class CoreFleet:
         self.hold: Callable[[e.AnyEvent], bool] = lambda _: False
         self.held: list[e.AnyEvent] = []
         self.fault: Exception | None = None
+        self.stopped = False
 
     # --- the control plane, played by the core ------------------------------------------------
 
@@ -248,12 +249,17 @@ class CoreFleet:
         """Let the steps go at full speed from now on."""
         (self.folder / "hurry").touch()
 
-    async def digest(self, within_s: float = 30.0) -> str:
-        """Let the job end, and return the one digest of everybody's weights."""
+    async def digests(self, within_s: float = 60.0) -> dict[int, str]:
+        """Let the job end, and return the digest of each slot's weights."""
         self.hurry()
         await self.until("the job finishes", lambda: self.state.jobs[JOB].finished, within_s)
-        finished = self.events(e.WorkerFinished)
-        digests = {str(r.event.weights_digest) for r in finished}
+        held = dict(self.state.jobs[JOB].holders)
+        said = {r.event.node: str(r.event.weights_digest) for r in self.events(e.WorkerFinished)}
+        return {int(slot): said[held[slot]] for slot in sorted(held)}
+
+    async def digest(self, within_s: float = 60.0) -> str:
+        """Let the job end, and return the one digest of everybody's weights."""
+        digests = set((await self.digests(within_s)).values())
         assert len(digests) == 1, self.story()
         return digests.pop()
 
@@ -309,7 +315,10 @@ class CoreFleet:
         return "\n".join(lines)
 
     async def stop(self) -> None:
-        """Kill whatever still runs."""
+        """Kill whatever still runs; once."""
+        if self.stopped:
+            return
+        self.stopped = True
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -1,0 +1,85 @@
+"""A layout with several axes loses and gives away members; untouched groups notice nothing."""
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statemachine import events as e
+from statemachine.ids import NodeId
+from worker.faultpoints import Act
+
+Launch = Callable[..., Awaitable[Any]]
+
+SCRIPT = Path(__file__).with_name("train_axes.py")
+STEPS = 150
+SLOW = ["--slow-ms", "20"]
+LAYOUTS = {"dp x pp x tp": {"dp": 2, "pp": 2, "tp": 2}, "dp x pp": {"dp": 2, "pp": 2}}
+
+
+def _axes(name: str) -> dict[str, int]:
+    return {"dp": 1, "pp": 1, "tp": 1} | LAYOUTS[name]
+
+
+async def _run(launch: Launch, name: str, standbys: int, extra: list[str]) -> Any:
+    axes = _axes(name)
+    nodes = axes["dp"] * axes["pp"] * axes["tp"]
+    return await launch(
+        nodes=nodes, standbys=standbys, steps=STEPS, axes=axes, extra=extra, script=SCRIPT
+    )
+
+
+def _touched(fleet: Any, transition: int) -> set[tuple[int, str]]:
+    """(slot, kind) of every group that a transition's changes touch."""
+    layout = fleet.state.jobs["tiny"].layout
+    plans = [r.event for r in fleet.events(e.TransitionPlanned)]
+    changed = {c.slot for plan in plans if plan.transition == transition for c in plan.changes}
+    found = set()
+    for slot in range(layout.slot_count):
+        for group in layout.groups_of_rank(layout.ranks_of(slot)[0]):
+            if {layout.slot_of(rank) for rank in group.ranks} & changed:
+                found.add((slot, group.kind))
+    return found
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.timeout(150)
+async def test_a_loss_and_a_drain_in_a_layout_of_several_axes(launch: Launch, name: str) -> None:
+    """Every shard ends with the weights of an undisturbed run; other groups open no link."""
+    calm = await _run(launch, name, 0, [])
+    expected = await calm.digests()
+    expected_losses = calm.losses()
+    await calm.stop()
+
+    fleet = await _run(launch, name, 2, SLOW)
+    await fleet.until("two are warm", lambda: len(fleet.warm()) == 2 and fleet.idle(), 60.0)
+    dead, leaver = fleet.holder(1), fleet.holder(2)
+    fleet.arm(dead, ["step.begin", "exchange.waiting"], Act.KILL)
+    await fleet.until("the loss is answered", lambda: fleet.lost() == [dead] and fleet.idle(), 60.0)
+    fleet.say(e.DrainRequested(node=NodeId(leaver), by="test"))
+    await fleet.until("it left", lambda: fleet.holder(2) != leaver and fleet.idle(), 60.0)
+    found = await fleet.digests()
+    losses = fleet.losses()
+
+    assert found == expected, fleet.story()
+    assert {k: v for k, v in losses.items() if v != expected_losses[k]} == {}
+    assert fleet.lost() == [dead], fleet.story()
+    _untouched_groups_kept_their_links(fleet)
+
+
+def _untouched_groups_kept_their_links(fleet: Any) -> None:
+    swaps = [r.event.transition for r in fleet.events(e.TransitionFinished)][1:]
+    assert len(swaps) == 2, fleet.story()
+    counted = 0
+    for slot in fleet.state.jobs["tiny"].holders:
+        links = json.loads((fleet.folder / f"{fleet.holder(slot)}.links").read_text())
+        for kind, (opened, closed) in links.items():
+            for transition in swaps:
+                if (slot, kind) in _touched(fleet, transition):
+                    counted += opened.get(str(transition), 0)
+                    continue
+                assert str(transition) not in opened, (slot, kind, transition, links)
+                assert str(transition) not in closed, (slot, kind, transition, links)
+    assert counted, "no link was opened by any swap: nothing was measured"
