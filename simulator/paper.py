@@ -97,11 +97,11 @@ def _downtimes() -> Iterator[Figure]:
 
 
 def _incident_s(gpus: int, kind: str) -> Estimate:
-    rate = 500_000 / gpus
+    rate = 80_000 / gpus  # ten a day
     if kind == "planned":
-        scenario = quiet(gpus, per_1000_node_days=1e-6, planned_per_unplanned=rate / 1e-6)
+        scenario = quiet(gpus, 1.0, per_1000_node_days=1e-6, planned_per_unplanned=rate / 1e-6)
     else:
-        scenario = quiet(gpus, per_1000_node_days=rate, planned_per_unplanned=0.0)
+        scenario = quiet(gpus, 1.0, per_1000_node_days=rate, planned_per_unplanned=0.0)
     scenario = replace(scenario, fleet=replace(scenario.fleet, standbys=4))
     found = _downtimes_of(scenario)
     return estimate(found[:50])

@@ -7,8 +7,8 @@ scenario's rate, which is exact enough that trying neighbours changes nothing in
 from collections.abc import Sequence
 from math import sqrt
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from simulator.compare import Progress, Sample, spread
 from simulator.faults import hard_rate_s
@@ -48,6 +48,9 @@ def plan(
     counts: Sequence[int] = STANDBYS,
 ) -> Plan:
     """Walk the curve until it is flat or well above the target."""
+    # One size of fleet for all points, so that all meet the same faults.
+    nodes = scenario.machines + max(counts)
+    scenario = replace(scenario, fleet=replace(scenario.fleet, nodes=nodes))
     curve: list[Point] = []
     chosen: Point | None = None
     for count in counts:
@@ -79,8 +82,7 @@ def plan(
 
 
 def _point(scenario: Scenario, count: int, workers: int) -> Point:
-    fleet = msgspec.structs.replace(scenario.fleet, standbys=count, nodes=scenario.machines + count)
-    changed = msgspec.structs.replace(scenario, fleet=fleet)
+    changed = replace(scenario, fleet=replace(scenario.fleet, standbys=count))
     strategy = "standby-swap" if count else "swap-no-standby"
     tasks = [(changed, (strategy,), number) for number in range(scenario.replications)]
     done: dict[int, list[Sample]] = dict(spread(tasks, workers))

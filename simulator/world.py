@@ -25,7 +25,7 @@ from simulator.scenario import Scenario
 from simulator.supply import Supply
 from statemachine import events as e
 from statemachine import messages as m
-from statemachine.ids import Epoch, Slot
+from statemachine.ids import Epoch, Slot, TransitionId
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.participant import Participant, RunRound
 
@@ -128,6 +128,8 @@ class World:
             self.meter.stop("down")
             kind = self.scenario.faults.classes[fault.fault_class]
             delay_s = self.costs.detect_s + kind.detect_s + kind.locate_s
+            if self.explicit or node_id(number) in self.core.participants:
+                self._say_injected(number, fault)
         life = plant.incarnation(number)
         self.agenda.after(delay_s, partial(self._accuse, number, life, fault))
 
@@ -158,6 +160,13 @@ class World:
         else:
             event = e.WorkerExited(node=node, incarnation=incarnation, job=JOB, reason="fault")
         self.core.submit(event)
+
+    def _say_injected(self, number: int, fault: Fault) -> None:
+        """Note the instant of a fault for whoever reads the log: no rule looks at it."""
+        at_ms = float(self.core.now_ms)
+        self.core.submit(
+            e.FaultInjected(node=node_id(number), kind=fault.cause, injected_at_ms=at_ms)
+        )
 
     def hold_record(self, number: int) -> None:
         """Make sure that a holder has a record in the state."""
@@ -325,7 +334,6 @@ class World:
         self._answers(me, delay_s, lambda: said)
 
     def _told_commit(self, me: Participant, message: m.Commit) -> None:
-        said = m.Applied(transition=message.transition, epoch=message.epoch, step=0)
         match message.motive:
             case e.Motive.PLANNED:
                 boundary_s = self.meter.to_boundary_s()
@@ -335,8 +343,29 @@ class World:
                 delay_s = self.costs.pause_unplanned_s
             case _:
                 delay_s = 0.0
-        if not message.leave:
-            self._answers(me, delay_s, lambda: said)
+        if message.leave:
+            return
+        phases_ms = {"switch": delay_s * 1000} if message.motive is e.Motive.UNPLANNED else {}
+        said = m.Applied(
+            transition=message.transition, epoch=message.epoch, step=0, phases_ms=phases_ms
+        )
+        self._answers(me, delay_s, lambda: said)
+        if self.explicit:
+            stopped_ms = self.core.now_ms if message.motive is e.Motive.UNPLANNED else 0
+            resumed = partial(self._resumed, message.transition, delay_s, stopped_ms)
+            self._answers(me, delay_s + self.scenario.job.step_s, resumed)
+
+    def _resumed(self, transition: TransitionId, pause_s: float, stopped_ms: int) -> m.Resumed:
+        """The first step of the new epoch; the one before it ended when the job stopped."""
+        step_ms, now_ms = self.scenario.job.step_s * 1000, float(self.core.now_ms)
+        pause_ms = self.costs.pause_planned_s * 1000 if not stopped_ms else pause_s * 1000
+        return m.Resumed(
+            transition=transition,
+            step=1,
+            step_ms=step_ms,
+            committed_at_ms=now_ms,
+            previous_at_ms=now_ms - step_ms - pause_ms,
+        )
 
     def _pause(self, epoch: Epoch) -> None:
         """The boundary of a planned transition: the job stands still for the switch."""
