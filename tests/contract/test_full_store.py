@@ -39,6 +39,15 @@ async def append(leadership: Leadership) -> None:
     await leadership.append(Batch(after=leadership.head, entries=(entry,)))
 
 
+async def fill(log: EventLog, leadership: Leadership, alarms: list[int]) -> None:
+    """Append until the store refuses; note after which entries there was an alarm."""
+    while True:
+        await append(leadership)
+        stats = await stats_of(log, now_ms=1, quota_bytes=QUOTA_BYTES)
+        if stats.alarm:
+            alarms.append(leadership.head)
+
+
 async def test_a_full_store_comes_back(etcd_binary: EtcdBinary, tmp_path: Path) -> None:
     """The alarm comes before the end; then one act makes room and loses nothing."""
     folder = tmp_path / "archive"
@@ -46,15 +55,9 @@ async def test_a_full_store_comes_back(etcd_binary: EtcdBinary, tmp_path: Path) 
         store = await open_store(server.url, client=CLIENT)
         log = EventLog(store, "f0")
         leadership = await log.campaign("c0", 120)
-        alarmed_at = 0
-        try:
-            with anyio.fail_after(30):
-                while True:
-                    await append(leadership)
-                    stats = await stats_of(log, now_ms=1, quota_bytes=QUOTA_BYTES)
-                    alarmed_at = alarmed_at or (leadership.head if stats.alarm else 0)
-        except NoSpace as full:
-            assert "database space exceeded" in str(full)
+        alarms: list[int] = []
+        with anyio.fail_after(30), pytest.raises(NoSpace, match="database space exceeded"):
+            await fill(log, leadership, alarms)
         full_at = leadership.head
         with pytest.raises(NoSpace):
             await store.grant(5)
@@ -72,8 +75,8 @@ async def test_a_full_store_comes_back(etcd_binary: EtcdBinary, tmp_path: Path) 
         folded = await fold_to_head(log)
         await store.aclose()
 
-    print(f"alarm at entry {alarmed_at}, full at {full_at}; {done}; now {stats.quota_share:.0%}")
-    assert 0 < alarmed_at < full_at
+    print(f"alarm at entry {alarms[0]}, full at {full_at}; {done}; now {stats.quota_share:.0%}")
+    assert 0 < alarms[0] < full_at
     assert done.entries == full_at - 3
     assert (found.first, found.last) == (1, full_at + 20)
     assert folded.image.state.position == full_at + 20
