@@ -221,4 +221,5 @@ def policy_for(scenario: s.Scenario, source: str = "scenario") -> Policy:
     try:
         return policy_of({**knobs, **given}, f"{source}: policy")
     except BadPolicy as error:
-        raise BadScenario(f"{error}") from error
+        words = str(error)
+        raise BadScenario(words if source in words else f"{source}: {words}") from error

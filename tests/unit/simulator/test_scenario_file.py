@@ -1,0 +1,47 @@
+"""What a scenario file may say, and how it is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import BadScenario
+from simulator.scenario_file import load
+
+REFUSED = {
+    "unknown key": ("days = 1\nreplication = 3", "replication = 3: no such key; did you mean repl"),
+    "unknown key in a table": ("[faults]\nlemon_shar = 0.1", "faults.lemon_shar = 0.1"),
+    "wrong type": ('days = "long"', "days = 'long': Expected `float`"),
+    "negative rate": ("[faults]\nper_1000_node_days = -1", "faults.per_1000_node_days = -1.0"),
+    "probability over 1": ("[guard]\nfalse_pass = 1.5", "guard.false_pass = 1.5: must be from 0"),
+    "more slots than nodes": ("[fleet]\nnodes = 3", "fleet.nodes = 3: fewer than 128 slots and 1"),
+    "unknown choice": ('[costs]\nmodel = "ft-hsd"', "did you mean ft-hsdp?"),
+    "unknown component": ("[costs.overrides]\ntransfer = 1", "did you mean transfer_s?"),
+    "impossible layout": ("[job]\naxes = { pp = 3, tp = 3 }", "job.axes = {'pp': 3, 'tp': 3}"),
+    "unsafe policy": ("[policy]\nlease_ttl_s = 1", "policy"),
+    "no samples": ('[repair]\nkind = "resample"', "needs repair.samples_h or repair.trace"),
+    "no TOML": ("days = = 1", "no TOML"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
+    """An error names the file, the key path, the value and what is allowed."""
+    text, expected = REFUSED[case]
+    path = tmp_path / "bad.toml"
+    path.write_text(text, "utf-8")
+
+    with pytest.raises(BadScenario) as refused:
+        load(path)
+
+    assert str(path) in str(refused.value)
+    assert expected in str(refused.value)
+
+
+def test_every_scenario_of_the_repository_is_valid() -> None:
+    """Each file in scenarios/ can be read."""
+    root = Path(__file__).parents[3]
+    found = sorted((root / "scenarios").glob("*.toml"))
+
+    assert found
+    for path in found:
+        load(path)
