@@ -62,29 +62,38 @@ class _Line(Struct, frozen=True, kw_only=True):
 _LINE: Final = msgspec.json.Decoder(_Line)
 
 
-async def restart_cost(options: DemoOptions, folder: Path) -> BaselineOutcome:
+class Pace(Struct, frozen=True, kw_only=True):
+    """How fast this machine is: an ordinary step, and from the start to the first step of all."""
+
+    step_ms: float
+    start_s: float
+
+
+async def restart_cost(options: DemoOptions, folder: Path) -> tuple[BaselineOutcome, Pace]:
     """Run the model under torchrun, kill one rank, and measure.
 
     Raises:
         FleetError: torchrun did not start, or did not come back.
     """
+    began_s = time.time()
     async with _torchrun(options, folder) as (child, path):
         before = await _until_stride(child, path, options.nodes, STRIDE_STEPS)
         victim = next(line.pid for line in before if line.rank == options.nodes - 1)
         killed_at_s = time.time()
         os.kill(victim, signal.SIGKILL)
         after = await _until_back(child, path, options.nodes, killed_at_s)
-    return measured(before, after, killed_at_s, options.nodes)
+    return measured(before, after, killed_at_s, options.nodes), pace_of(before, began_s)
 
 
-async def ordinary_step_ms(options: DemoOptions, folder: Path) -> float:
-    """How long a step of the model takes under torchrun, without killing anybody.
+async def measured_pace(options: DemoOptions, folder: Path) -> Pace:
+    """Run a few steps of the model under torchrun, without killing anybody.
 
     Raises:
         FleetError: torchrun did not start.
     """
+    began_s = time.time()
     async with _torchrun(options, folder) as (child, path):
-        return steady_ms(await _until_stride(child, path, options.nodes, PACE_STEPS))
+        return pace_of(await _until_stride(child, path, options.nodes, PACE_STEPS), began_s)
 
 
 @asynccontextmanager
@@ -183,9 +192,12 @@ def _of_the_new(lines: Sequence[_Line], killed_at_s: float) -> list[_Line]:
     return [line for line in lines if line.pid not in old]
 
 
-def steady_ms(lines: Sequence[_Line]) -> float:
-    """The median step of all ranks, once they were warm, in ms."""
-    return median([line.step_ms for line in lines if line.index >= _WARM_STEPS])
+def pace_of(lines: Sequence[_Line], began_s: float) -> Pace:
+    """The median step of all ranks, once they were warm, and how long the first took to come."""
+    return Pace(
+        step_ms=median([line.step_ms for line in lines if line.index >= _WARM_STEPS]),
+        start_s=max(line.at_s for line in lines if line.index == 0) - began_s,
+    )
 
 
 def measured(
@@ -203,6 +215,6 @@ def measured(
     committed = max(line.index for line in old)
     return BaselineOutcome(
         restart_ms=round((max(firsts.values()) - killed_at_s) * 1000, 1),
-        step_ms=round(steady_ms(before), 2),
+        step_ms=round(pace_of(before, killed_at_s).step_ms, 2),
         repeated_steps=max(0, committed + 1 - resumed),
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from controlplane.demo.baseline import ordinary_step_ms, restart_cost
+from controlplane.demo.baseline import measured_pace, restart_cost
 from controlplane.demo.chronicle import Chronicle, Overdue
 from controlplane.demo.live import Screen
 from controlplane.demo.options import DemoOptions, Faults, steps_for
@@ -36,6 +36,10 @@ from controlplane.eventlog import EventLogError
 from controlplane.localfleet.fleet import FleetError
 from controlplane.localfleet.folder import RunFolder
 from statemachine import events as e
+
+STARTS = 3.0
+"""How many times longer than a start a run takes at least: within a third of it, a killed node has
+to start again, and within another a grey one is swept twice."""
 
 _ID_BYTES = 3
 
@@ -93,8 +97,8 @@ async def _play(record: Record, screen: Screen) -> None:
     folder = record.folder
     name = f"{_fleet_stem(folder.path)}-{secrets.token_hex(_ID_BYTES)}"
     screen.say(f"run {shown(folder.path)}; the log grows in {shown(folder.events)}")
-    await _measure_machine(record, screen)
     async with store_for(record.options, folder) as url:
+        await _measure_machine(record, screen)
         screen.say(f"from another terminal: changeover status --etcd {url} --fleet {name}")
         await _play_hurt(record, screen, url, name)
         screen.say("the same job again, uninterrupted: its weights have to be the same")
@@ -104,19 +108,23 @@ async def _play(record: Record, screen: Screen) -> None:
 async def _measure_machine(record: Record, screen: Screen) -> None:
     """What a restart costs here, and how many steps this machine takes in the time of a run."""
     options, folder = record.options, record.folder.path / "torchrun"
-    step_ms = 0.0
     if options.baseline:
         screen.say("what a restart costs here: torchrun, the same model, one worker killed")
-        record.outcome.baseline = baseline = await restart_cost(options, folder)
-        step_ms = baseline.step_ms
-        screen.say(f"a restart takes {baseline.restart_ms / 1000:.1f} s, a step {step_ms:.0f} ms")
-    elif not options.steps:
+        baseline, pace = await restart_cost(options, folder)
+        record.outcome.baseline = baseline
+        screen.say(f"a restart takes {baseline.restart_ms / 1000:.1f} s")
+    elif options.steps:
+        return
+    else:
         screen.say("how fast this machine is: a few steps of the model under torchrun")
-        step_ms = await ordinary_step_ms(options, folder)
+        pace = await measured_pace(options, folder)
     if not options.steps:
-        steps = steps_for(options.train_s, step_ms)
-        record.options = replace(options, steps=steps)
-        screen.say(f"{steps} steps, which take about {options.train_s:.0f} s")
+        train_s = max(options.train_s, STARTS * pace.start_s)
+        record.options = replace(options, steps=steps_for(train_s, pace.step_ms))
+        screen.say(
+            f"{record.options.steps} steps of {pace.step_ms:.0f} ms: a run shall take about "
+            f"{train_s:.0f} s here, where a start takes {pace.start_s:.0f} s"
+        )
 
 
 async def _play_hurt(record: Record, screen: Screen, url: str, name: str) -> None:

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.etcd]
 PATIENCE_S = 20.0
 HURRY = {"CHANGEOVER_WINDOW_S": "0.5", "CHANGEOVER_PROBE_BUDGET_S": "0.4"}
 SMALL = ("--", "--layers", "2", "--batch", "4", "--context", "48")
-TRAIN_S = "28"
+TRAIN_S = "24"
 OUTCOME = {
     "ok",
     "steps",

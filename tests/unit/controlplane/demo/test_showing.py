@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from controlplane.demo.baseline import measured, read_lines
+from controlplane.demo.baseline import Pace, measured, pace_of, read_lines
 from controlplane.demo.live import Screen
 from controlplane.demo.outcome import BaselineOutcome, ClaimOutcome, IncidentOutcome, Outcome
 from controlplane.demo.tables import milliseconds, show
@@ -129,3 +129,4 @@ def test_a_restart_is_measured_to_the_first_step_of_the_last_rank(tmp_path: Path
     assert measured(before, read_lines(path), killed_at_s=100.0, ranks=2) == BaselineOutcome(
         restart_ms=6500.0, step_ms=40.0, repeated_steps=6
     )
+    assert pace_of(before, began_s=-4.0) == Pace(step_ms=40.0, start_s=6.0)
