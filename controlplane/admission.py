@@ -13,7 +13,11 @@ from typing import Final
 from controlplane.eventlog import InboxItem
 from controlplane.eventlog.log import OPERATOR_PREFIX
 from statemachine import events as e
+from statemachine.codec import EVENT_BYTES_MAX
 from statemachine.errors import CodecError
+
+FACT_BYTES_MAX: Final = EVENT_BYTES_MAX + 1024
+"""Size of a fact: its event, and who said it when."""
 
 NODE_FACTS: Final = (
     e.NodeJoined,
@@ -23,6 +27,7 @@ NODE_FACTS: Final = (
     e.WorkerFinished,
     e.PeerReset,
     e.PeerWaited,
+    e.GroupBroken,
     e.WarmupPassed,
     e.WarmupFailed,
     e.TransitionPrepared,
@@ -51,6 +56,8 @@ OPERATOR_ACTS: Final = (
 
 def admit(item: InboxItem) -> e.Fact | str:
     """Decode a fact that waits; or say why it may not enter the log."""
+    if len(item.raw) > FACT_BYTES_MAX:
+        return f"is {len(item.raw)} bytes; a fact is at most {FACT_BYTES_MAX}"
     try:
         fact = item.fact()
     except CodecError as error:

@@ -18,7 +18,7 @@ from anyio import to_thread
 from msgspec import Struct
 from msgspec.structs import replace
 
-from controlplane.errors import LogRefuted
+from controlplane.errors import LeaderPresent, LogRefuted
 from controlplane.eventlog import (
     Batch,
     Entry,
@@ -46,12 +46,6 @@ KEEP_ENTRIES: Final = 10_000
 
 KEEP_SNAPSHOTS: Final = 2
 """Snapshots that stay in the store."""
-
-QUOTA_BYTES: Final = 2 * 1024**3
-"""What etcd's store may grow to unless it was told otherwise."""
-
-ALARM_SHARE: Final = 0.6
-"""Part of the quota from which on somebody should act: a full store refuses leases too."""
 
 _IMPORT_ENTRIES: Final = 100
 _IMPORT_BYTES: Final = 1024 * 1024
@@ -261,6 +255,20 @@ async def _release(log: EventLog) -> None:
 # --- into a store ---------------------------------------------------------------------------------
 
 
+async def check_importable(log: EventLog) -> None:
+    """Make sure that a fleet has no log yet, and nobody who is about to write one.
+
+    Raises:
+        LogRefuted: it has.
+        LeaderPresent: a controller leads it.
+    """
+    if await log.head():
+        raise LogRefuted(f"fleet {log.fleet}: its log is not empty; import into another fleet")
+    leader = await log.leader()
+    if leader is not None:
+        raise LeaderPresent(f"fleet {log.fleet} is led by controller {leader[0]}: stop that one")
+
+
 async def import_log(log: EventLog, leadership: Leadership, entries: AsyncIterator[Entry]) -> int:
     """Append entries byte for byte to a log that is empty; return how many.
 
@@ -295,81 +303,3 @@ async def _append(leadership: Leadership, entries: list[bytes]) -> None:
             return
         except (Retry, OutcomeUnknown):
             await anyio.sleep(0.1)
-
-
-# --- what the store holds -------------------------------------------------------------------------
-
-
-class Stats(Struct, frozen=True, kw_only=True):
-    """Size and age of what a fleet has in the store. Ages in seconds, None if there is none."""
-
-    fleet: str
-    head: int
-    oldest: int
-    live_entries: int
-    waiting_facts: int
-    snapshot_position: int
-    snapshot_bytes: int
-    snapshot_age_s: float | None
-    entries_since_snapshot: int
-    archived_to: int
-    store_version: str
-    store_bytes: int
-    quota_bytes: int
-
-    @property
-    def quota_share(self) -> float:
-        """Part of the quota that is in use."""
-        return self.store_bytes / self.quota_bytes
-
-    @property
-    def alarm(self) -> str:
-        """What somebody should do now; empty if nothing."""
-        if self.quota_share < ALARM_SHARE:
-            return ""
-        return (
-            f"the store holds {self.quota_share:.0%} of its quota; when it is full it refuses "
-            "leases too: changeover log archive DIR --reclaim"
-        )
-
-    def lines(self) -> tuple[str, ...]:
-        """For people."""
-        age = "" if self.snapshot_age_s is None else f", {self.snapshot_age_s:.0f} s old"
-        at, size = self.snapshot_position, f"{self.store_bytes / 2**20:.1f} MiB"
-        snapshot = f"at position {at}, {self.snapshot_bytes} bytes{age}" if at else "none"
-        return (
-            f"fleet      {self.fleet}",
-            f"log        {self.live_entries} events in the store, {self.oldest} to {self.head}",
-            f"archived   up to position {self.archived_to}",
-            f"snapshot   {snapshot}; {self.entries_since_snapshot} events since",
-            f"inbox      {self.waiting_facts} facts wait",
-            f"store      {self.store_version}, {size}, {self.quota_share:.0%} of its quota",
-        )
-
-    def as_values(self) -> dict[str, Any]:
-        """For `--json` and metrics."""
-        fields = {name: getattr(self, name) for name in self.__struct_fields__}
-        return fields | {"quota_share": self.quota_share, "alarm": self.alarm}
-
-
-async def stats_of(log: EventLog, *, now_ms: int, quota_bytes: int = QUOTA_BYTES) -> Stats:
-    """Ask the store what it holds. Raises StoreUnavailable."""
-    info = await log.server_info()
-    head, mark = await log.head(), await log.mark()
-    snapshots = await log.snapshots()
-    newest = snapshots[-1] if snapshots else None
-    return Stats(
-        fleet=log.fleet,
-        head=head,
-        oldest=mark.position + 1,
-        live_entries=head - mark.position,
-        waiting_facts=len(await log.inbox()),
-        snapshot_position=newest.position if newest else 0,
-        snapshot_bytes=newest.size if newest else 0,
-        snapshot_age_s=(now_ms - newest.written_at_ms) / 1000 if newest else None,
-        entries_since_snapshot=head - (newest.position if newest else 0),
-        archived_to=mark.position,
-        store_version=info.version,
-        store_bytes=info.db_bytes,
-        quota_bytes=quota_bytes,
-    )

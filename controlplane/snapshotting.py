@@ -15,7 +15,7 @@ from controlplane import journal
 from controlplane.archiving import snapshot_now
 from controlplane.eventlog import EventLog, EventLogError
 from controlplane.imaging import Image
-from controlplane.turn import Ledger
+from controlplane.turn import Ledger, count
 from statemachine.events import Recorded
 from statemachine.state import FleetState
 
@@ -27,26 +27,37 @@ PAUSE_S: Final = 5.0
 
 
 class Snapshotter:
-    """Writes a snapshot whenever the log has grown by `every` events since the last one."""
+    """Writes a snapshot whenever the log has grown by `every` events since the last one.
+
+    `folded` is what the log says at the beginning of the term. It counts for itself what enters the
+    log: a sequencer's own counters know of facts too that it passed over.
+    """
 
     def __init__(
         self,
         log: EventLog,
-        ledgers: Callable[[], Ledger],
+        folded: Ledger,
         clock_ms: Callable[[], int],
         every: int = EVERY_ENTRIES,
     ) -> None:
         self._log = log
-        self._ledgers = ledgers
+        self._image = Image(state=folded.state, counters=folded.counters)
         self._clock_ms = clock_ms
         self._every = every
         self._last = 0
         self._due = anyio.Event()
 
     def heard(self, recorded: Sequence[Recorded], state: FleetState) -> None:
-        """Note that the log has grown."""
-        if state.position >= self._last + self._every:
+        """Note what has entered the log."""
+        counters = self._image.counters
+        for entry in recorded:
+            counters = count(counters, entry.writer, entry.incarnation, entry.counter)
+        self._image = Image(state=state, counters=counters)
+        if self._is_due():
             self._due.set()
+
+    def _is_due(self) -> bool:
+        return self._image.state.position >= self._last + self._every
 
     async def run(self) -> NoReturn:
         """Write what is due, until cancelled; what fails is said and tried again."""
@@ -54,23 +65,19 @@ class Snapshotter:
             try:
                 snapshots = await self._log.snapshots()
                 self._last = snapshots[-1].position if snapshots else 0
-                break
+                while True:
+                    await self._write_when_due()
             except EventLogError as error:
                 await self._failed(error)
-        while True:
-            ledger = self._ledgers()
-            if ledger.position < self._last + self._every:
-                self._due = anyio.Event()
-                await self._due.wait()
-                continue
-            image = Image(state=ledger.state, counters=ledger.counters)
-            try:
-                written = await snapshot_now(self._log, image, self._clock_ms())
-            except EventLogError as error:
-                await self._failed(error)
-                continue
-            self._last = ledger.position
-            journal.note("snapshot", position=ledger.position, bytes=written.size)
+
+    async def _write_when_due(self) -> None:
+        while not self._is_due():
+            self._due = anyio.Event()
+            await self._due.wait()
+        image = self._image
+        written = await snapshot_now(self._log, image, self._clock_ms())
+        self._last = image.state.position
+        journal.note("snapshot", position=self._last, bytes=written.size)
 
     async def _failed(self, error: EventLogError) -> None:
         journal.warn("no snapshot could be written", why=error)

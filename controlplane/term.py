@@ -91,7 +91,7 @@ class Term:
 
         membership = Membership(states, reconciler.state_events)
         self.collector = Collector(states, reconciler.state_events, self._clock_ms)
-        self._snapshotter = Snapshotter(self._log, lambda: reconciler.ledger, self._clock_ms)
+        self._snapshotter = Snapshotter(self._log, ledger, self._clock_ms)
         reconciler.listeners += [self._narrate, membership.heard, self.collector.heard]
         reconciler.listeners.append(self._snapshotter.heard)
         reconciler.passed_listeners.append(_report_passed)

@@ -79,11 +79,12 @@ def import_command(settings: Settings, *, from_fleet: str | None, source: Path) 
 
     The fleet is led by this command meanwhile. FILE is what `log export` wrote, DIR an archive.
     """
-    from controlplane.archiving import import_log
+    from controlplane.archiving import check_importable, import_log
     from controlplane.server import opened
 
     async def run() -> int:
         async with opened(settings) as event_log:
+            await check_importable(event_log)
             leadership = await event_log.campaign("log-import", IMPORT_TTL_S)
             try:
                 entries = _entries(source, from_fleet or settings.fleet)
@@ -129,7 +130,7 @@ def stats_command(settings: Settings, *, as_json: bool, quota_mib: int) -> None:
 
     Exits with 1 when the store is over 60 % of its quota: when it is full it refuses leases too.
     """
-    from controlplane.archiving import Stats, stats_of
+    from controlplane.logstats import Stats, stats_of
     from controlplane.server import opened
 
     async def run() -> Stats:

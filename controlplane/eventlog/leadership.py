@@ -24,6 +24,7 @@ from controlplane.eventlog.errors import (
     EventLogError,
     HeadMoved,
     LeaseLost,
+    LogCorrupt,
     OutcomeUnknown,
     Retry,
     TooLarge,
@@ -236,8 +237,11 @@ class Leadership:
 
 
 def read_head(found: Sequence[KeyValue]) -> Position:
-    """Read the head's value; an empty log has none, and position 0."""
-    return Position(int(found[0].value)) if found else Position(0)
+    """Read the head's value; an empty log has none, and position 0. Raises LogCorrupt."""
+    try:
+        return Position(int(found[0].value)) if found else Position(0)
+    except ValueError as error:
+        raise LogCorrupt(0, f"its head says {found[0].value[:40]!r}") from error
 
 
 async def wait_for_end(store: Store, keys: Keys, term: int) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Final
 
 from controlplane.eventlog import joining, leadership, retention
-from controlplane.eventlog.errors import OutcomeUnknown, Refused, Retry
+from controlplane.eventlog.errors import LogCorrupt, OutcomeUnknown, Refused, Retry
 from controlplane.eventlog.items import (
     DesiredItem,
     Entry,
@@ -65,16 +65,21 @@ class EventLog:
 
         Raises:
             SchemaTooNew: a newer release wrote it.
+            LogCorrupt: nobody of ours wrote it.
         """
         key = self._keys.schema
         result = await settle(
             self.store, (absent(key),), (Put(key, b"%d" % CODEC_VERSION),), (Get(key),)
         )
-        if not result.succeeded and int(result.responses[0][0].value) > CODEC_VERSION:
+        if result.succeeded:
+            return
+        value = result.responses[0][0].value
+        if not value.isdigit():
+            raise LogCorrupt(0, f"its codec version says {value[:40]!r}")
+        if int(value) > CODEC_VERSION:
             raise SchemaTooNew(
-                f"fleet {self.fleet}: its log has codec version "
-                f"{result.responses[0][0].value.decode()}, this release knows up to "
-                f"{CODEC_VERSION}: upgrade Changeover here"
+                f"fleet {self.fleet}: its log has codec version {int(value)}, this release knows "
+                f"up to {CODEC_VERSION}: upgrade Changeover here"
             )
 
     async def server_info(self) -> ServerInfo:

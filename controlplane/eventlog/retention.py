@@ -63,8 +63,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_mark(found: Sequence[KeyValue]) -> Mark:
-    """Read the mark's value; a log of which nothing is archived has none."""
-    return msgspec.json.decode(found[0].value, type=Mark) if found else Mark()
+    """Read the mark's value; a log of which nothing is archived has none. Raises LogCorrupt."""
+    try:
+        return msgspec.json.decode(found[0].value, type=Mark) if found else Mark()
+    except msgspec.MsgspecError as error:
+        raise LogCorrupt(0, f"the mark of its archive says {found[0].value[:40]!r}") from error
 
 
 # --- snapshots ------------------------------------------------------------------------------------

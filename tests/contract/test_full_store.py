@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from controlplane.archiving import archive_log, rescue_log, stats_of
+from controlplane.archiving import archive_log, rescue_log
 from controlplane.etcd_server import EtcdServer
 from controlplane.eventlog import Batch, EventLog, NoSpace, open_store
 from controlplane.folding import fold_to_head
+from controlplane.logstats import stats_of
 from controlplane.verifying import verify_log
 from statemachine.codec import encode_recorded
 from statemachine.events import NodeJoined, Recorded

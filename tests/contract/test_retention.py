@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from controlplane.archiving import archive_log, import_log, refold, snapshot_now, stats_of
+from controlplane.archiving import archive_log, import_log, refold, snapshot_now
 from controlplane.errors import LogRefuted
 from controlplane.eventlog import (
     Archived,
@@ -26,6 +26,7 @@ from controlplane.eventlog.store import Delete, Put
 from controlplane.folding import fold_to_head
 from controlplane.imaging import Image, encode_image
 from controlplane.leadership import Preview
+from controlplane.logstats import stats_of
 from controlplane.verifying import verify_archive, verify_log
 from statemachine.codec import encode_recorded
 from statemachine.events import AnyEvent, DecisionsPaused, NodeJoined, Recorded
