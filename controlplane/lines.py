@@ -62,6 +62,8 @@ def _words_of(event: e.AnyEvent) -> str:
             return f"{event.job} t{event.transition} {event.node} step {event.step}"
         case e.PeerReset():
             return f"{event.node} lost {event.peer}/{event.peer_incarnation} in {event.group}"
+        case e.GroupBroken():
+            return f"{event.node} is parked at epoch {event.epoch}: {event.cause}"
         case e.PeerWaited():
             if not event.silent_ms:
                 return f"{event.peer}/{event.peer_incarnation} answers {event.node} again"

@@ -22,7 +22,7 @@ from statemachine.decide_health import (
 )
 from statemachine.decide_launch import finish_job, launch
 from statemachine.decide_losses import declare_losses, next_deadline
-from statemachine.decide_slots import replace_lost, swap_unwanted
+from statemachine.decide_slots import mend_groups, replace_lost, swap_unwanted
 from statemachine.decide_transitions import advance_transition
 from statemachine.decide_warmups import start_rehearsals
 from statemachine.decision import Decision
@@ -40,6 +40,7 @@ RULES: Final[tuple[Rule, ...]] = (
     declare_losses,
     advance_transition,
     replace_lost,
+    mend_groups,
     launch,
     finish_job,
     answer_acts,

@@ -25,6 +25,37 @@ def replace_lost(state: FleetState, now_ms: int, policy: Policy) -> Decision | N
     return None
 
 
+def mend_groups(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
+    """Give every member new groups where one broke although nobody died: all park, agree on the
+    step, and go on with the same members.
+    """
+    for job in open_jobs(state):
+        if job.broken is None or job.vacant or now_ms < job.cooldown_until_ms:
+            continue
+        events: list[e.AnyEvent] = []
+        if job.pending is not None:
+            if job.pending.phase is Phase.COMMITTED or _is_unplanned(job.pending):
+                continue
+            events += abort_of(job, job.pending, "overtaken by a broken group").events
+        reason = f"new groups for all: {job.broken.node} is parked ({job.broken.cause})"
+        plan = plan_of(
+            state,
+            job,
+            e.Motive.UNPLANNED,
+            (),
+            now_ms,
+            deadline_s=policy.prepare_deadline_s,
+            reason=reason,
+            evidence=(job.broken_position,),
+        )
+        return Decision((*events, plan), reason)
+    return None
+
+
+def _is_unplanned(pending: Transition) -> bool:
+    return pending.plan.motive is not e.Motive.PLANNED
+
+
 def _overtaken(state: FleetState, job: Job, pending: Transition) -> bool:
     covered = {c.slot for c in pending.plan.changes}
     if pending.phase is Phase.COMMITTED:

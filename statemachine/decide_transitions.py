@@ -41,7 +41,7 @@ def _advance_preparing(
                 job,
                 pending,
                 f"{first.node} refused: {first.reason}",
-                (first.node,),
+                (first.blames or first.node,),
                 retry_after_s=policy.retry_cooldown_s,
             )
     awaited = pending.awaited()

@@ -158,6 +158,16 @@ class PeerWaited(Event, frozen=True, tag=True):
     silent_ms: float
 
 
+class GroupBroken(Event, frozen=True, tag=True):
+    """A member is parked in a broken group and nothing was planned about it: nobody died."""
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    epoch: Epoch
+    cause: str
+
+
 class LeaseExpired(Event, frozen=True, tag=True):
     """The controller saw an incarnation key vanish that nobody had given back."""
 
@@ -607,6 +617,7 @@ AnyEvent = (
     | WorkerFinished
     | PeerReset
     | PeerWaited
+    | GroupBroken
     | LeaseExpired
     | JobDeclared
     | JobFinished

@@ -42,6 +42,8 @@ def _evolve(state: FleetState, event: e.AnyEvent) -> FleetState:
             return nodes.worker_ready(state, event)
         case e.WorkerExited() | e.LeaseExpired() | e.PeerReset() | e.PeerWaited():
             return nodes.accused(state, event)
+        case e.GroupBroken():
+            return jobs.group_broken(state, event)
         case e.WorkerFinished():
             return jobs.worker_finished(state, event)
         case e.JobDeclared():

@@ -33,6 +33,17 @@ def declared(state: FleetState, event: e.JobDeclared) -> FleetState:
     return put_job(state, job)
 
 
+def group_broken(state: FleetState, event: e.GroupBroken) -> FleetState:
+    """A member of the present epoch is parked in a broken group; its first word counts."""
+    job = state.jobs.get(event.job)
+    node = state.current(event.node, event.incarnation)
+    if job is None or node is None or event.epoch != job.epoch or job.broken is not None:
+        return state
+    if job.holders.get(node.slot) != node.node:
+        return state
+    return put_job(state, replace(job, broken=event, broken_position=state.position))
+
+
 def worker_finished(state: FleetState, event: e.WorkerFinished) -> FleetState:
     """A slot's node committed the last step."""
     job = state.jobs.get(event.job)
@@ -123,7 +134,9 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
         committed=event,
         committed_at_ms=state.at_ms,
     )
-    job = replace(job, epoch=event.epoch, holders=holders, vacant=vacant, pending=pending)
+    job = replace(
+        job, epoch=event.epoch, holders=holders, vacant=vacant, pending=pending, broken=None
+    )
     return put_job(state, job)
 
 

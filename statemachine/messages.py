@@ -149,6 +149,13 @@ class PeerSilent(Message, frozen=True, tag=True):
     silent_ms: float
 
 
+class Broken(Message, frozen=True, tag=True):
+    """Parked in the vote of a broken group for a while, and told of no transition."""
+
+    epoch: Epoch
+    cause: str
+
+
 class Parked(Message, frozen=True, tag=True):
     """Heard of an unplanned transition, and out of every collective: the abort did not hang.
 
@@ -217,6 +224,7 @@ FromWorker = (
     | Rehearsed
     | PeerGone
     | PeerSilent
+    | Broken
     | Parked
     | Prepared
     | Refused

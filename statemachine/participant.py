@@ -195,6 +195,8 @@ def on_message(me: Participant, said: m.FromWorker) -> Outcome:
             return me, (Submit(_reset(me, said)),)
         case m.PeerSilent():
             return me, (Submit(_waited(me, said)),)
+        case m.Broken():
+            return me, (Submit(_broken(me, said)),)
         case m.Prepared():
             return _on_prepared(me, said)
         case m.Refused():
@@ -269,6 +271,16 @@ def _waited(me: Participant, said: m.PeerSilent) -> e.PeerWaited:
         peer_incarnation=said.peer_incarnation,
         waited_ms=said.waited_ms,
         silent_ms=said.silent_ms,
+    )
+
+
+def _broken(me: Participant, said: m.Broken) -> e.GroupBroken:
+    return e.GroupBroken(
+        node=me.node,
+        incarnation=me.incarnation,
+        job=me.job,
+        epoch=said.epoch,
+        cause=said.cause,
     )
 
 

@@ -13,6 +13,7 @@ from rpds import HashTrieMap, HashTrieSet
 
 from statemachine.events import (
     CertificateIssued,
+    GroupBroken,
     JobDeclared,
     SweepRequested,
     SweepRoundFinished,
@@ -161,6 +162,9 @@ class Job(Struct, frozen=True, kw_only=True):
     """Slots whose holder is lost or gone."""
     filled_at_ms: int = 0
     """When every slot could first be filled; start of the launch's patience."""
+    broken: GroupBroken | None = None
+    """The first word of this epoch that a group broke although nobody died."""
+    broken_position: Position = Position(0)
     pending: Transition | None = None
     last_transition: TransitionId = TransitionId(0)
     cooldown_until_ms: int = 0

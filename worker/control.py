@@ -30,6 +30,9 @@ from worker.vigil import Silence
 log = logging.getLogger("worker.control")
 
 
+MEND_AFTER_S: Final = 2.0
+"""How long a thread is parked by a broken group before it says so."""
+
 LINK_SHARE: Final = 0.8
 """Share of a preparation's time after which a missing link is blamed on who should be at its other
 end: before the whole preparation is over, or everybody who waits would look like the culprit."""
@@ -98,11 +101,14 @@ class Control:
             self._orders.remove(found)
             return found, self._seat_for(transition)
 
-    def park(self, report: Report, *, holds_slot: bool) -> tuple[Order, Seat | None]:
+    def park(
+        self, report: Report, *, holds_slot: bool, broken: str = ""
+    ) -> tuple[Order, Seat | None]:
         """Say where this thread stands and wait for the next order.
 
         A thread that holds a slot and parks because its step was interrupted leaves a planned
         commit where it is: its vote never passed, and the loss is answered by another transition.
+        `broken` says why a group broke, if one did.
 
         Raises:
             AgentGone: the agent ended.
@@ -113,7 +119,7 @@ class Control:
             self._answer()
             reach("parked")
             try:
-                self.changed.wait_for(lambda: self.gone or self._next(holds_slot) is not None)
+                self._await_order(holds_slot=holds_slot, broken=broken)
             finally:
                 self._parked = None
             order = self._next(holds_slot)
@@ -127,6 +133,25 @@ class Control:
             if found is not None and found.message.transition == order.transition:
                 self.interrupt.clear()
             return order, seat
+
+    def _await_order(self, *, holds_slot: bool, broken: str) -> None:
+        """Wait for an order (lock held). Whoever is parked because a group broke, and hears of no
+        transition, says so: a break that cost no process has no other witness.
+        """
+        said = not broken
+        while not self.changed.wait_for(
+            lambda: self.gone or self._next(holds_slot) is not None, MEND_AFTER_S
+        ):
+            seat = self.seat()
+            if not said and seat is not None and not self._is_answered(seat):
+                said = True
+                self._say(m.Broken(epoch=seat.epoch, cause=broken))
+
+    def _is_answered(self, seat: Seat) -> bool:
+        found = self._preparation
+        if found is None or found.message.motive is Motive.PLANNED:
+            return False
+        return found.message.transition > seat.transition
 
     def _next(self, holds_slot: bool) -> Order | None:
         for order in self._orders:

@@ -271,7 +271,8 @@ class Run:
     def _parked_vote(self, step: Step, *, holds_gradients: bool) -> bool:
         pending = step.index if holds_gradients else -1
         report = Report(has_state=True, applied=step.index - 1, pending=pending)
-        order, seat = self._control.park(report, holds_slot=True)
+        causes = [f"{kind}: {group.cause}" for kind, group in self._groups.items() if group.broken]
+        order, seat = self._control.park(report, holds_slot=True, broken="; ".join(causes))
         step.order = (order, seat)
         if isinstance(order, m.Commit) and order.apply and order.resume_step == step.index + 1:
             self._handover.withdraw()

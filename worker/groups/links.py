@@ -62,6 +62,7 @@ class LinkEndpoint:
         self.identity = Identity(job, node, incarnation)
         self._dialler = Dialler(self.identity, secret)
         self._links: dict[LinkKey, Link] = {}
+        self._under_way: set[LinkKey] = set()
         self._halves: dict[str, tuple[Claim, socket.socket]] = {}
         self._watchers: dict[str, LinkWatcher] = {}
         self._changed = threading.Condition()
@@ -161,9 +162,25 @@ class LinkEndpoint:
         return opened
 
     def _dial(self, plan: GroupPlan, index: int, channel: Channel, ends_at: float) -> Link:
-        member = plan.members[index]
-        pair = self._dialler.dial_pair(plan, member, channel, ends_at)
-        return self._add(Link(self._key(plan, index, channel), *pair, plan.transition))
+        """Dial, unless another preparation is dialling the same peer: of two links each end might
+        keep the one that the other end retires.
+        """
+        member, key = plan.members[index], self._key(plan, index, channel)
+        with self._changed:
+            left_s = max(0.0, ends_at - time.monotonic())
+            if not self._changed.wait_for(lambda: key not in self._under_way, left_s):
+                raise PrepareRefused(f"{plan.name}: an earlier dial has not ended", member)
+            link = self._links.get(key)
+            if link is not None and link.usable:
+                return link
+            self._under_way.add(key)
+        try:
+            pair = self._dialler.dial_pair(plan, member, channel, ends_at)
+            return self._add(Link(key, *pair, plan.transition))
+        finally:
+            with self._changed:
+                self._under_way.discard(key)
+                self._changed.notify_all()
 
     def _await(
         self,

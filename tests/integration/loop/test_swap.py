@@ -1,5 +1,6 @@
 """A run that loses members, or gives them away, and ends where an uninterrupted one ends."""
 
+import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -54,3 +55,41 @@ async def test_a_planned_swap_loses_no_step_and_changes_no_weight(
     assert not fleet.lost(), fleet.story()
     assert fleet.holder(1) == "n3"
     assert fleet.state.nodes["n1"].state is NodeState.DRAINED
+
+
+async def test_a_group_that_breaks_without_a_death_is_mended(
+    launch: Launch, calm: Callable[..., Any]
+) -> None:
+    """Where a group breaks and nobody died, all get new groups, and nobody is replaced."""
+    expected, losses = await calm(3, STEPS)
+    fleet = await _warm_fleet(launch)
+    fleet.kill("n1", signal.SIGUSR2)
+    await fleet.until("it is mended", lambda: len(fleet.events(e.TransitionFinished)) == 2)
+    digest = await fleet.digest()
+
+    assert digest == expected, fleet.story()
+    assert fleet.losses() == losses
+    assert not fleet.lost(), fleet.story()
+    assert [fleet.holder(slot) for slot in range(3)] == ["n0", "n1", "n2"]
+    assert len(fleet.events(e.TransitionPlanned)) == 2, fleet.story()
+
+
+async def test_without_a_standby_the_job_waits_for_one(
+    launch: Launch, calm: Callable[..., Any]
+) -> None:
+    """With nobody to take a slot, survivors stay parked, visibly, and go on when one comes."""
+    expected, _ = await calm(3, STEPS)
+    fleet = await launch(nodes=3, standbys=0, steps=STEPS, extra=SLOW)
+    await fleet.until("it trains", lambda: len(fleet.nodes["n1"].steps()) > 3 and fleet.idle())
+    fleet.kill("n1")
+    await fleet.until("survivors say so", lambda: len(fleet.events(e.GroupBroken)) == 2)
+
+    assert set(fleet.state.jobs["tiny"].vacant) == {1}
+    assert fleet.state.jobs["tiny"].pending is None
+    assert fleet.lost() == ["n1"]
+
+    await fleet.start("n3")
+    await fleet.until("the slot is filled", lambda: fleet.idle() and fleet.holder(1) == "n3")
+
+    assert await fleet.digest() == expected, fleet.story()
+    assert fleet.lost() == ["n1"], fleet.story()

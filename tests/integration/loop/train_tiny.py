@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import worker
 from worker.faultpoints import reach
+from worker.groups.port import Cause, CauseKind
 
 
 def main() -> None:
@@ -25,6 +26,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = worker.join()
+    signal.signal(
+        signal.SIGUSR2,
+        lambda *_: run.group("dp").break_off(Cause(CauseKind.ABORTED, None, "by the test")),
+    )
     torch.manual_seed(run.seed)
     model = nn.Sequential(
         nn.Linear(16, args.width),
