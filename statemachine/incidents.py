@@ -284,16 +284,30 @@ def _phases(
         last_ms = max(at_ms for at_ms, _ in account.prepared)
         phases["prepare"] = float(last_ms - account.planned_at_ms)
         quiesce_ms = max(prepared.quiesce_ms for _, prepared in account.prepared)
-        if account.plan.motive is e.Motive.UNPLANNED:
-            phases["quiesce"] = quiesce_ms
+        phases["quiesce"] = quiesce_ms
         phases["commit"] = float(account.committed[0] - last_ms)
-    measured = [name for applied in account.applied for name in applied.phases_ms]
-    for name in dict.fromkeys(measured):
-        phases[name] = max(applied.phases_ms.get(name, 0.0) for applied in account.applied)
+    phases |= _measured(account)
     if account.resumed:  # all commit it together: the last to begin it did not wait in it
         phases["first_step"] = min(resumed.step_ms for resumed in account.resumed)
     order = {name: place for place, name in enumerate(PHASES)}
     return dict(sorted(phases.items(), key=lambda item: order.get(item[0], len(PHASES))))
+
+
+def _measured(account: _Account) -> dict[str, float]:
+    """What members measured themselves, of each phase the slowest.
+
+    In a planned transition the joiner is told to fetch while the others still train up to the
+    boundary: only the leaver, which gives the state from the boundary on, knows how long it took.
+    """
+    leavers = {change.left for change in account.changes}
+    given = [applied for applied in account.applied if applied.node in leavers]
+    phases: dict[str, float] = {}
+    for applied in account.applied:
+        for name, ms in applied.phases_ms.items():
+            heard = given if name == "transfer" and given else [applied]
+            if applied in heard:
+                phases[name] = max(ms, phases.get(name, 0.0))
+    return phases
 
 
 def _resume_step(account: _Account) -> int:

@@ -284,7 +284,16 @@ def test_a_planned_swap_costs_its_pause_beyond_an_ordinary_step() -> None:
     assert told.downtime_ms == pytest.approx(30.0)
     assert told.steps_lost == 0
     assert told.phases_ms["detect"] == 500.0
-    assert "quiesce" not in told.phases_ms
+    assert told.phases_ms["quiesce"] == 0.0
+    assert told.phases_ms["transfer"] == 12.0
+
+
+def test_a_planned_transfer_is_measured_by_who_gives() -> None:
+    """The joiner waits for the boundary meanwhile, which costs nobody anything."""
+    book = launched()
+    grey_n2(book)
+    book.add(2091, applied(2, "n2", {"transfer": 9.0}))
+    assert book.told()[0].phases_ms["transfer"] == 9.0
 
 
 @pytest.mark.parametrize(
