@@ -19,6 +19,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from simulator.agenda import Agenda
@@ -26,7 +27,6 @@ from simulator.scenario import Scenario
 from simulator.scenario_file import policy_for
 from statemachine import events as e
 from statemachine import messages as m
-from statemachine.codec import encode_recorded
 from statemachine.decide import next_deadline, settle
 from statemachine.evolve import evolve
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot
@@ -62,6 +62,10 @@ class Replies(Protocol):
 
     def heard(self, recorded: e.Recorded) -> None:
         """The state machine decided something."""
+
+
+encode_entry = msgspec.json.Encoder().encode
+"""As the codec encodes, without its limit: the plan of a launch of thousands is over 64 KiB."""
 
 
 def node_id(number: int) -> NodeId:
@@ -134,18 +138,18 @@ class Core:
             event=event,
         )
         self.state = evolve(self.state, entry)
-        self._hear(entry)
+        self._note(entry)
         self._unsettled = True
+        self.replies.heard(entry)
 
-    def _hear(self, entry: e.Recorded) -> None:
+    def _note(self, entry: e.Recorded) -> None:
         self.entries += 1
-        self._digest.update(encode_recorded(entry))
+        self._digest.update(encode_entry(entry))
         if self.keep is not None:
             self.keep(entry)
         jobs, nodes = subjects(entry.event)
         self._dirty_jobs = self._dirty_jobs or bool(jobs)
         self._dirty_nodes.update(nodes)
-        self.replies.heard(entry)
 
     def rest(self, before_deciding: Callable[[], None]) -> None:
         """Decide, tell everybody, and decide again until nothing follows."""
@@ -155,7 +159,9 @@ class Core:
             settled = settle(self.state, self.now_ms, "simctl")
             self.state = settled.state
             for entry in settled.recorded:
-                self._hear(entry)
+                self._note(entry)
+            for entry in settled.recorded:  # what follows from them comes after all of them
+                self.replies.heard(entry)
             self._deliver()
             self._set_alarm()
 

@@ -129,14 +129,17 @@ _NOTES = (
 
 
 def _states(log: Sequence[e.Recorded]) -> Iterator[tuple[FleetState, int]]:
-    """The state after each entry, at its own time and just before the next entry: deadlines."""
+    """The states that a controller decides from: after each batch of facts, before each of its
+    own decisions, and just before the next entry, when a deadline may have come.
+    """
     state = FleetState()
     for place, entry in enumerate(log):
         state = evolve(state, entry)
-        yield state, state.at_ms
-        following = log[place + 1].at_ms if place + 1 < len(log) else state.at_ms
-        if following > state.at_ms + 1:
-            yield state, following - 1
+        after = log[place + 1] if place + 1 < len(log) else None
+        if after is None or after.decided_from or after.at_ms > state.at_ms:
+            yield state, state.at_ms
+        if after is not None and after.at_ms > state.at_ms + 1:
+            yield state, after.at_ms - 1
 
 
 def _shape(decision: Decision | None) -> tuple[object, ...]:

@@ -28,6 +28,7 @@ from statemachine import messages as m
 from statemachine.ids import Epoch, Slot, TransitionId
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.participant import Participant, RunRound
+from statemachine.policy import knobs_of
 
 
 class World:
@@ -85,6 +86,8 @@ class World:
     def _launch(self) -> None:
         first_standby = self.plant.slots
         if self.explicit:
+            knobs = knobs_of(self.core.state.policy)
+            self.core.submit(e.PolicyChanged(version=1, knobs=knobs, by="simctl"))
             self.core.submit(self.core.declared)
             for number in range(self.plant.slots + self.standbys):
                 self.core.join(number, 1)

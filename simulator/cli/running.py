@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from simulator.cli.showing import Progress, show_json, show_table, with_interval
 from simulator.compare import Comparison, one
 from simulator.compare import compare as run_compare
+from simulator.core import encode_entry
 from simulator.errors import BadScenario
 from simulator.faults import draw
 from simulator.grid import cells, run_grid
@@ -21,7 +22,6 @@ from simulator.report import write_report
 from simulator.scenario import Scenario
 from simulator.scenario_file import load
 from simulator.world import World
-from statemachine.codec import encode_recorded
 from statemachine.events import Recorded
 
 SCENARIO = click.argument("scenario", type=click.Path(path_type=Path))
@@ -101,7 +101,7 @@ def _logged(
     )
     totals = world.run()
     if log is not None:
-        log.write_bytes(b"".join(encode_recorded(entry) + b"\n" for entry in entries))
+        log.write_bytes(b"".join(encode_entry(entry) + b"\n" for entry in entries))
     return {
         "strategy": strategy,
         "replication": replication,

@@ -1,6 +1,7 @@
 """The trace of a replication: rates, common random numbers, causes in common."""
 
 import math
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -35,7 +36,7 @@ def test_bursts_keep_the_rate_and_cluster(large: Scenario) -> None:
     """With bursts the gaps vary more than those of memoryless faults, at the same rate."""
     burst = replace(large, days=30.0, faults=FaultsTable(burst_share=0.5))
     times = [f.at_s for f in draw(burst, 0).faults if f.kind is Kind.HARD]
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(times)]
     mean = sum(gaps) / len(gaps)
     variation = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
 
