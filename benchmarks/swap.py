@@ -97,9 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument(
-        "--width", type=int, default=4096, help="of the model; state is 252 bytes each"
-    )
+    parser.add_argument("--width", type=int, default=4096, help="of the model: 240 bytes each")
     parser.add_argument("--slow-ms", type=float, default=40.0, help="least duration of a step")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()

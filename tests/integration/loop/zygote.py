@@ -90,7 +90,8 @@ class Zygote:
     def close(self) -> None:
         """End it; what it forked goes on."""
         self._sock.close()
-        self._process.wait(10.0)
+        self._process.kill()
+        self._process.wait()
 
 
 def _serve(sock: socket.socket) -> None:
