@@ -91,13 +91,21 @@ def hand_made(nodes: int, spares: int) -> list[e.Recorded]:
 
     def answer(said: str, name: NodeId, plan: e.TransitionPlanned) -> e.AnyEvent:
         node = state.nodes[name]
-        who = {"job": JOB, "transition": plan.transition, "node": name}
+        life = node.incarnation
         if said == "prepared":
             holds = node.slot >= 0
             report = e.Report(has_state=holds, applied=7 if holds else -1)
-            return e.TransitionPrepared(**who, incarnation=node.incarnation, report=report)
-        epoch = state.jobs[JOB].epoch
-        return e.TransitionApplied(**who, incarnation=node.incarnation, epoch=epoch, step=8)
+            return e.TransitionPrepared(
+                job=JOB, transition=plan.transition, node=name, incarnation=life, report=report
+            )
+        return e.TransitionApplied(
+            job=JOB,
+            transition=plan.transition,
+            node=name,
+            incarnation=life,
+            epoch=state.jobs[JOB].epoch,
+            step=8,
+        )
 
     axes = {"pp": 16, "cp": nodes // 112, "dp": 7}
     facts([e.JobDeclared(job=JOB, axes=axes, standbys=spares)], 1_000)
