@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from controlplane.demo.plot import Hurt, incidents_of
-from controlplane.demo.steps import JobStep, pause_ms
+from controlplane.demo.steps import JobStep, gap_ms, pause_ms
 from statemachine import events as e
 
 
@@ -19,8 +19,8 @@ class IncidentOutcome(Struct, frozen=True, kw_only=True):
     """One fault and its answer. Durations in ms.
 
     `downtime_ms`: after a kill, until the first step was committed at full size again; in a
-    planned swap, the pause beyond an ordinary step. `pause_ms`: time between the last step before
-    and the first after, beyond an ordinary step, by the nodes' own notes.
+    planned swap, the pause beyond an ordinary step. `gap_ms`: from the last step committed before
+    to the first after, by the nodes' own notes; `pause_ms` the same without an ordinary step.
     """
 
     kind: str
@@ -29,6 +29,7 @@ class IncidentOutcome(Struct, frozen=True, kw_only=True):
     slot: int
     steps_lost: int | None
     downtime_ms: float | None
+    gap_ms: float | None
     pause_ms: float | None
     resume_step: int
     phases: dict[str, float]
@@ -113,6 +114,7 @@ def incident_outcomes(
                     slot=found.slot,
                     steps_lost=found.steps_lost,
                     downtime_ms=pause if planned and pause is not None else found.downtime_ms,
+                    gap_ms=gap_ms(steps, found.resume_step),
                     pause_ms=pause,
                     resume_step=found.resume_step,
                     phases={name: round(ms, 3) for name, ms in found.phases_ms.items()},

@@ -45,6 +45,7 @@ HURRY: Final = {WINDOW_VARIABLE: "1", BUDGET_VARIABLE: "0.3"}
 """Seconds of a window of vitals and of a probe, unless the environment of the demo says otherwise;
 a real fleet takes its time."""
 
+LEAD_S: Final = 30.0
 LAUNCH_S: Final = 90.0
 WARM_S: Final = 90.0
 
@@ -75,7 +76,7 @@ class Stage:
         await self.log.submit_operator(OPERATOR, event, round(time.time() * 1000))
 
     async def declare(self, nodes: Sequence[NodeId], standbys: int) -> None:
-        """Declare the policy and the job, and start the nodes."""
+        """Declare the policy and the job, and start the nodes once a controller leads."""
         await self.submit(e.PolicyChanged(version=1, knobs=dict(KNOBS), by=OPERATOR))
         declared = e.JobDeclared(
             job=JOB,
@@ -86,6 +87,7 @@ class Stage:
             by=OPERATOR,
         )
         await self.submit(declared)
+        await self.chronicle.until(lambda: self.chronicle.state.term > 0, LEAD_S, "a leader")
         for node in nodes:
             self.start_node(node)
 

@@ -92,6 +92,11 @@ def ordinary_ms(steps: Sequence[JobStep]) -> float | None:
     return median(gaps) if gaps else None
 
 
+def gap_ms(steps: Sequence[JobStep], resumed: int) -> float | None:
+    """The time from the step before `resumed` to it, in ms."""
+    return next((step.gap_ms for step in steps if step.step == resumed), None)
+
+
 def pause_ms(steps: Sequence[JobStep], resumed: int) -> float | None:
     """How much longer than an ordinary step it took from the step before `resumed` to it, in ms.
 

@@ -10,10 +10,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
@@ -229,6 +232,65 @@ def test_a_demo_that_is_killed_leaves_nobody_running(
         running.kill()
         running.wait()
     until(lambda: left_behind(run_dir) == [], "the end of all processes")
+
+
+@pytest.mark.timeout(180)
+def test_two_demos_side_by_side_do_not_meet(tmp_path: Path, etcd_binary: EtcdBinary) -> None:
+    """Own ports, own fleet, own folder each; and the same seed gives the same weights."""
+    small = ("--nodes", "2", "--standbys", "0", "--steps", "20", "--seed", "7")
+    asked = command("--json", "--faults", "none", "--no-baseline", *small, *SMALL)
+    both = [
+        subprocess.Popen(
+            asked,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=environment(etcd_binary),
+        )
+        for _ in range(2)
+    ]
+    said = [running.communicate(timeout=150) for running in both]
+    assert [running.returncode for running in both] == [0, 0], said
+    first, second = (json.loads(out) for out, _ in said)
+    assert {first["run_dir"], second["run_dir"]} == {"runs/demo-1", "runs/demo-2"}
+    assert first["weights_digest"] == second["weights_digest"] != ""
+
+
+@contextmanager
+def etcd_of_version(version: str) -> Iterator[int]:
+    """A server that says it is an etcd of a version, and nothing else; yields its port."""
+    said = b"\x12" + bytes([len(version)]) + version.encode()  # field 2 of StatusResponse
+    handler = grpc.method_handlers_generic_handler(
+        "etcdserverpb.Maintenance",
+        {"Status": grpc.unary_unary_rpc_method_handler(lambda _request, _context: said)},
+    )
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()
+
+
+def test_an_etcd_that_is_too_old_is_refused(tmp_path: Path, etcd_binary: EtcdBinary) -> None:
+    """In one line that says which version it is and which one is needed."""
+    with etcd_of_version("3.3.10") as port:
+        done = subprocess.run(
+            command("--etcd", f"http://127.0.0.1:{port}"),
+            capture_output=True,
+            text=True,
+            env=environment(etcd_binary),
+            cwd=tmp_path,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "3.3.10" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def incident() -> IncidentOutcome:
         slot=1,
         steps_lost=1,
         downtime_ms=250.0,
+        gap_ms=None,
         pause_ms=180.0,
         resume_step=9,
         phases={"detect": 12.0, "prepare": 33.0},

@@ -35,6 +35,7 @@ def incident(kind: str, downtime_ms: float | None) -> IncidentOutcome:
         slot=1,
         steps_lost=1,
         downtime_ms=downtime_ms,
+        gap_ms=None,
         pause_ms=None,
         resume_step=9,
         phases={"detect": 12.3},
