@@ -28,11 +28,16 @@ class Agenda:
         self.at(self.now_s + delay_s, action)
 
     def run_until(self, end_s: float, before: Action, after: Action) -> None:
-        """Run everything that is due before `end_s`; each action between `before` and `after`."""
+        """Run everything that is due before `end_s`.
+
+        What is due at one instant runs together, between `before` and `after`: a sequencer takes
+        facts that arrive together as one batch, and decides once.
+        """
         while self._due and self._due[0][0] < end_s:
-            self.now_s, _, action = heapq.heappop(self._due)
-            self.done += 1
+            self.now_s = self._due[0][0]
             before()
-            action()
+            while self._due and self._due[0][0] <= self.now_s:
+                self.done += 1
+                heapq.heappop(self._due)[2]()
             after()
         self.now_s = end_s
