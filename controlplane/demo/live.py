@@ -58,6 +58,7 @@ COLOURS: Final = {
 _TERMINAL_S: Final = 0.2
 _PLAIN_S: Final = 5.0
 _PLAIN_COLUMNS: Final = 180
+_TABLE_COLUMNS: Final = 120
 _BAR_COLUMNS: Final = 32
 
 
@@ -66,6 +67,8 @@ class Screen:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = _TABLE_COLUMNS
         self._began_s = time.monotonic()
 
     @property
