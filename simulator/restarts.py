@@ -39,6 +39,7 @@ class Restarts:
         self.waiting: list[int] = []
         """Slots without a machine while the job stands still."""
         self._attempt = 0
+        self._stuck = False
         self._replicas = max(1, scenario.job.axes.get("dp", 1))
         self._interval_s = scenario.job.checkpoint_interval_s
         self.meter.idle = self.standbys
@@ -77,6 +78,8 @@ class Restarts:
         if self.plant.ignores(fault) or self.plant.slot_of(number) < 0:
             return
         slot = self.plant.slot_of(number)
+        if self.meter.state != "running" and not self.scenario.faults.while_down:
+            return
         self.totals.losses += 1
         if self.meter.state == "running":
             self.meter.roll_back(
@@ -98,7 +101,7 @@ class Restarts:
     def _back(self, number: int, cured: bool) -> None:
         self.plant.repaired(number, cured=cured)
         self.plant.supply.append(number)
-        if self.waiting:
+        if self.waiting and self._stuck:
             self._try_again()
         elif self.missing and self.meter.state == "running":
             self._grow()
@@ -126,7 +129,8 @@ class Restarts:
             return
         while self.waiting and self.plant.supply:
             self.plant.seat(self.waiting.pop(), self._next())
-        if self.waiting:
+        self._stuck = bool(self.waiting)
+        if self._stuck:
             return  # no machine at all: `_back` tries again
         self._set_speed()
         self.meter.resume()
@@ -137,6 +141,7 @@ class Restarts:
         return number
 
     def _try_again(self) -> None:
+        self._stuck = False
         self._attempt += 1
         self.agenda.after(self.costs.restart_s, partial(self._done, self._attempt))
 

@@ -70,6 +70,8 @@ class FaultsTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     planned_per_unplanned: float = 47 / 419
     """Maintenance drains per hard fault (Llama 3: 47 to 419)."""
     maintenance_h: float = 4.0
+    while_down: bool = True
+    """Whether machines of a job that stands still fail as well; not so in AIReSim."""
     trace: str = ""
     """A trace that `simctl import` wrote: its faults instead of drawn ones, cyclically."""
     classes: tuple[ClassTable, ...] = (ClassTable(name="any", share=1.0),)

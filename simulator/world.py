@@ -120,6 +120,9 @@ class World:
         slot = plant.slot_of(number)
         if slot < 0 and node_id(number) not in self.core.participants:
             return
+        still = slot >= 0 and self.meter.state != "running"
+        if still and not self.scenario.faults.while_down:
+            return
         plant.machine(number).up = False
         self.accused[number] = fault
         delay_s = 0.0

@@ -67,6 +67,20 @@ def test_the_first_decision_that_differs_is_named(small: Scenario) -> None:
     assert "TransitionPlanned" not in found.other_kinds
 
 
+def ready(name: NodeId) -> e.WorkerReady:
+    """A node's training process is ready."""
+    return e.WorkerReady(
+        node=name,
+        incarnation=Incarnation(1),
+        job=JOB,
+        host="h",
+        port=1,
+        transfer_port=2,
+        pid=3,
+        digest="d",
+    )
+
+
 def hand_made(nodes: int, spares: int) -> list[e.Recorded]:
     """A log in which `nodes` machines are launched, one is lost, and a cold one takes its slot."""
     log: list[e.Recorded] = []
@@ -113,18 +127,7 @@ def hand_made(nodes: int, spares: int) -> list[e.Recorded]:
     for number in range(nodes + spares):
         name, life = node_id(number), Incarnation(1)
         joined.append(e.NodeJoined(node=name, incarnation=life, host="h"))
-        joined.append(
-            e.WorkerReady(
-                node=name,
-                incarnation=life,
-                job=JOB,
-                host="h",
-                port=1,
-                transfer_port=2,
-                pid=3,
-                digest="d",
-            )
-        )
+        joined.append(ready(name))
     facts(joined, 2_000)
     acknowledged(3_000)
     lost = e.WorkerExited(node=node_id(5), incarnation=Incarnation(1), job=JOB, reason="killed")

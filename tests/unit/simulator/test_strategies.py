@@ -1,6 +1,7 @@
 """Strategies against a renewal argument, and against each other on the same faults."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from simulator.compare import compare
 from simulator.meter import Totals, pace
 from simulator.parts import DEFAULT, STRATEGIES, costs_of
 from simulator.scenario import CostTable, GreyTable, Scenario
+from simulator.scenario_file import load
 
 Run = Callable[..., Totals]
 CLOSED = (
@@ -90,6 +92,16 @@ def test_guard_pays_where_machines_are_slow(small: Scenario, run: Run) -> None:
     assert guarded.caught > 0
     assert guarded.slow_s < blind.slow_s / 2
     assert guarded.ettr() > blind.ettr()
+
+
+def test_the_identity_of_airesim_holds(run: Run) -> None:
+    """Time standing still is failures times recovery and host selection, to the second."""
+    read = load(Path(__file__).parents[3] / "scenarios" / "airesim.toml")
+    totals = run(replace(read, days=20.0), "hot-spares")
+
+    assert totals.losses > 100
+    assert totals.down_s == pytest.approx(totals.losses * 1380.0, abs=1380.0)
+    assert totals.wall_s == pytest.approx(totals.work_s + totals.lost_s + totals.down_s, rel=1e-9)
 
 
 def test_every_second_is_in_one_column(small: Scenario, run: Run) -> None:
