@@ -169,6 +169,7 @@ async def _run(options: DemoOptions, as_json: bool) -> int:
     from controlplane.demo.live import Screen
 
     screen = Screen()
+    record: whole.Record | None = None
     number = 0
 
     async def until_signalled(scope: anyio.CancelScope) -> None:
@@ -188,6 +189,8 @@ async def _run(options: DemoOptions, as_json: bool) -> int:
         record = whole.Record(options, whole.open_folder(options))
         await whole.play(record, screen)
         group.cancel_scope.cancel()
+    if record is None:
+        return INTERRUPTED
     return _tell(record.outcome, screen, as_json, number)
 
 
