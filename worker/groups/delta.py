@@ -26,8 +26,8 @@ from worker.groups.port import ReduceOp
 from worker.groups.rings import Pass, Relay
 from worker.groups.view import View
 
-TREE_BYTES_MAX: Final = 32 * 1024
-TWO_THREADS_BYTES_MIN: Final = 2 * 1024 * 1024
+TREE_BYTES_MAX: Final = 256 * 1024
+TWO_THREADS_BYTES_MIN: Final = 8 * 1024 * 1024
 EXCHANGE_TAG: Final = 0x7FFFFFFF
 
 

@@ -8,8 +8,8 @@ from tests.integration.groups.conftest import Fleet
 
 FOUR = ["n0", "n1", "n2", "n3"]
 THREE = FOUR[:3]
-SIZES = [1, 3, 1000, 8192, 300_001]
-"""Elements: fewer than members, odd, just at the tree's limit, and many uneven chunks."""
+SIZES = [1, 3, 1000, 32_768, 300_001, 3_000_001]
+"""Elements: fewer than members, odd, near the tree's limit, and many uneven chunks."""
 
 
 def check(answers: dict[str, Any], tolerance: float) -> None:
