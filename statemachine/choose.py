@@ -4,19 +4,14 @@ Rule: a choice is a minimum over a literal key; every candidate that was passed 
 the reason, so that `explain` can say what was considered and not chosen.
 """
 
-from typing import Final
-
 from msgspec import Struct
 
 from statemachine.ids import NodeId, Slot
 from statemachine.lifecycle import NodeState
-from statemachine.state import FleetState, Job, Node
+from statemachine.state import FleetState, Job, Node, is_harmful
 
 FABRIC_LABEL = "fabric"
 """Label that says which part of the network a node sits in."""
-
-
-NO_NODE: Final = NodeId("")
 
 
 class Choice(Struct, frozen=True):
@@ -34,30 +29,28 @@ def choose_joiner(
     taken: set[NodeId],
     *,
     cold: bool,
-    only: NodeId = NO_NODE,
+    only: NodeId | None = None,
 ) -> Choice:
-    """The best free node for a slot: warm and fresh for its role, near, least used, by id.
+    """The best free node for a slot: warm and fresh for its role, one that blocked no transition,
+    near, least used, by id.
 
-    With `cold`, a ready node that has not rehearsed is better than none. With `only`, nobody else
-    will do.
+    With `cold`, a ready node that has not rehearsed is better than none. With `only`, that node or
+    none.
     """
     role = job.layout.role_of(slot)
     fabric = _fabric_of(state, job, slot)
-    candidates: list[tuple[tuple[int, int, int, str], Node, str]] = []
+    candidates: list[tuple[tuple[int, int, int, int, str], Node, str]] = []
     considered = []
     for name in sorted(state.pool):
         node = state.nodes[name]
         warm = node.warm_for(job.job, role)
-        why_not = _unfit(node, job, warm, taken, cold=cold)
-        if not why_not and only not in (NO_NODE, name):
-            why_not = f"the operator wants {only}"
+        why_not = _unfit(node, job, warm, taken, cold=cold, only=only)
         if why_not:
             considered.append(f"{name}: {why_not}")
             continue
         far = int(bool(fabric) and dict(node.labels).get(FABRIC_LABEL, "") != fabric)
-        key = (0 if warm else 1, far, node.promotions, str(name))
-        words = f"{'warm' if warm else 'cold'} for role {role}, promoted {node.promotions} times"
-        candidates.append((key, node, words))
+        key = (0 if warm else 1, node.blocked, far, node.promotions, str(name))
+        candidates.append((key, node, _words(node, role, warm=warm, fabric=fabric, far=bool(far))))
     if not candidates:
         return Choice(None, f"no free node for role {role}", tuple(considered))
     candidates.sort(key=lambda candidate: candidate[0])
@@ -65,16 +58,40 @@ def choose_joiner(
     return Choice(candidates[0][1], candidates[0][2], tuple(considered))
 
 
-def _unfit(node: Node, job: Job, warm: bool, taken: set[NodeId], *, cold: bool) -> str:
-    reasons = {
-        "taken by another slot": node.node in taken,
-        "no training process": node.worker is None or node.job != job.job,
-        "quarantined": bool(node.quarantine),
-        "wanted out": bool(node.wanted_out),
-        "under a verdict": node.verdict is not None,
-        "not warm": not warm and not cold,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+def _words(node: Node, role: str, *, warm: bool, fabric: str, far: bool) -> str:
+    parts = [f"{'warm' if warm else 'cold'} for role {role}"]
+    if node.blocked:
+        parts.append(f"blocked {node.blocked} transitions")
+    if fabric:
+        parts.append(f"{'outside' if far else 'in'} fabric {fabric}")
+    parts.append(f"promoted {node.promotions} times")
+    return ", ".join(parts)
+
+
+def _unfit(
+    node: Node,
+    job: Job,
+    warm: bool,
+    taken: set[NodeId],
+    *,
+    cold: bool,
+    only: NodeId | None = None,
+) -> str:
+    if only and node.node != only:
+        return f"{only} is asked for"
+    if node.node in taken:
+        return "taken by another slot"
+    if node.worker is None or node.job != job.job:
+        return "no training process of this job"
+    if node.quarantine or node.retired:
+        return "quarantined"
+    if node.wanted_out:
+        return "wanted out"
+    if node.sweep_wanted:
+        return "about to be swept"
+    if is_harmful(node.verdict):
+        return "under a verdict"
+    return "" if warm or cold else "not warm"
 
 
 def _fabric_of(state: FleetState, job: Job, slot: Slot) -> str:
@@ -83,12 +100,12 @@ def _fabric_of(state: FleetState, job: Job, slot: Slot) -> str:
 
 
 def launch_candidates(state: FleetState, job: Job) -> list[Node]:
-    """Nodes that can take a slot at the launch, by id; a late or extra one becomes a standby."""
-    return [
-        state.nodes[name]
-        for name in sorted(state.pool)
-        if not _unfit(state.nodes[name], job, warm=False, taken=set(), cold=True)
-    ]
+    """Nodes that can take a slot at the launch, those that blocked one last, by id; a late or
+    extra one becomes a standby.
+    """
+    free = (state.nodes[name] for name in state.pool)
+    fit = [node for node in free if not _unfit(node, job, warm=False, taken=set(), cold=True)]
+    return sorted(fit, key=lambda node: (node.blocked, node.node))
 
 
 def sweep_partner(state: FleetState, subject: Node, *, active: bool) -> Node | None:

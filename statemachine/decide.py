@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from statemachine import events as e
+from statemachine.decide_capacity import grow_back
 from statemachine.decide_health import (
     answer_acts,
     expire_verdicts,
@@ -22,7 +23,8 @@ from statemachine.decide_health import (
 )
 from statemachine.decide_launch import finish_job, launch
 from statemachine.decide_losses import declare_losses, next_deadline
-from statemachine.decide_slots import mend_groups, replace_lost, swap_unwanted
+from statemachine.decide_slots import mend_groups, replace_lost
+from statemachine.decide_swaps import swap_unwanted, withhold_acts
 from statemachine.decide_transitions import advance_transition
 from statemachine.decide_warmups import start_rehearsals
 from statemachine.decision import Decision
@@ -48,6 +50,8 @@ RULES: Final[tuple[Rule, ...]] = (
     expire_verdicts,
     judge_sweeps,
     swap_unwanted,
+    grow_back,
+    withhold_acts,
     start_sweeps,
     start_rehearsals,
 )

@@ -3,10 +3,12 @@
 from statemachine import events as e
 from statemachine.choose import sweep_partner
 from statemachine.decision import Decision
+from statemachine.evolve_health import is_new_entry
 from statemachine.ids import NodeId, SweepId
 from statemachine.lifecycle import NodeState
+from statemachine.planning import takes_part
 from statemachine.policy import Policy
-from statemachine.state import FleetState, Node, Sweep
+from statemachine.state import FleetState, Node, Sweep, is_harmful
 from statemachine.sweep import PAIR, REFERENCE, SOLO, baseline_of, judge_sweep, should_retire
 
 
@@ -24,28 +26,72 @@ def place_leavers(state: FleetState, now_ms: int, policy: Policy) -> Decision | 
     for node in _unsettled(state):
         if _takes_part(state, node):
             continue
-        if node.state is NodeState.JOINING and node.quarantine:
-            return _quarantine(node, f"still in quarantine: {node.quarantine}", now_ms, policy)
-        if node.state is NodeState.LEAVING:
-            return _place(node, now_ms, policy)
-        if node.state in _IDLE and node.wanted_out:
-            return _place(node, now_ms, policy)
-        if node.state in _IDLE and node.drained_by:
-            back = e.NodeDrained(
-                node=node.node, incarnation=node.incarnation, reason=node.drained_by
-            )
-            return Decision((back,), f"{node.node}: still {node.drained_by}")
-        if node.state in _IDLE and node.quarantine:
-            return _quarantine(node, node.quarantine, now_ms, policy)
-        if node.state in _BACK and node.wanted_out == "release":
-            reason = f"released by {node.wanted_out_by}"
-            event = e.NodePooled(node=node.node, incarnation=node.incarnation, reason=reason)
-            return Decision((event,), f"{node.node}: {reason}")
+        decision = _place(node, now_ms, policy)
+        if decision is not None:
+            return decision
     return None
 
 
-_IDLE = (NodeState.SPARE, NodeState.STANDBY, NodeState.WARMING)
-_BACK = (NodeState.DRAINED, NodeState.QUARANTINED, NodeState.RETIRED)
+_IDLE = frozenset({NodeState.SPARE, NodeState.STANDBY, NodeState.WARMING})
+_BACK = frozenset({NodeState.DRAINED, NodeState.QUARANTINED, NodeState.RETIRED})
+
+
+def _place(node: Node, now_ms: int, policy: Policy) -> Decision | None:
+    """Where a node without a slot belongs, if not where it is."""
+    wants, by = node.wanted_out, node.wanted_out_by
+    at = node.state
+    if at is NodeState.LEAVING:
+        return _place_leaver(node, now_ms, policy)
+    if at in _BACK:
+        if wants == "release" and (node.wanted_force or at is NodeState.DRAINED):
+            return _pool(node, f"released by {by}")
+        if wants == "quarantine" and at is NodeState.DRAINED:
+            return _quarantine(node, node.quarantine, now_ms, policy)
+        return None
+    if at is not NodeState.JOINING and at not in _IDLE:
+        return None
+    if node.retired:
+        return _retire(node, node.retired)
+    if node.quarantine or wants == "quarantine":
+        return _quarantine(node, node.quarantine or f"by {by}", now_ms, policy)
+    if at in _IDLE and (wants == "drain" or node.drained_by):
+        return _drain(node)
+    return None
+
+
+def _place_leaver(node: Node, now_ms: int, policy: Policy) -> Decision:
+    if node.wanted_out == "drain":
+        return _drain(node)
+    if node.wanted_out == "quarantine":
+        return _quarantine(node, node.quarantine or "by operator", now_ms, policy)
+    forced = node.wanted_out == "release" and node.wanted_force
+    if node.verdict is not None and is_harmful(node.verdict) and not forced:
+        return _quarantine(node, f"{node.verdict.verdict}: {node.verdict.reason}", now_ms, policy)
+    return _pool(node, "healthy leaver")
+
+
+def _drain(node: Node) -> Decision:
+    reason = node.drained_by or f"drained by {node.wanted_out_by}"
+    drained = e.NodeDrained(node=node.node, incarnation=node.incarnation, reason=reason)
+    return Decision((drained,), f"{node.node}: {reason}")
+
+
+def _pool(node: Node, reason: str) -> Decision:
+    pooled = e.NodePooled(node=node.node, incarnation=node.incarnation, reason=reason)
+    return Decision((pooled,), f"{node.node}: {reason}")
+
+
+def _retire(node: Node, reason: str) -> Decision:
+    retired = e.NodeRetired(node=node.node, incarnation=node.incarnation, reason=reason)
+    return Decision((retired,), f"{node.node}: {reason}")
+
+
+def _quarantine(node: Node, reason: str, now_ms: int, policy: Policy) -> Decision:
+    """Into quarantine, or out of the fleet for good if it enters once too often."""
+    if is_new_entry(node) and should_retire(node.quarantined_at_ms, now_ms, policy.sweep):
+        return _retire(node, f"entry {len(node.quarantined_at_ms) + 1} into quarantine: {reason}")
+    event = e.NodeQuarantined(node=node.node, incarnation=node.incarnation, reason=reason)
+    return Decision((event,), f"{node.node}: {reason}")
 
 
 def _takes_part(state: FleetState, node: Node) -> bool:
@@ -53,35 +99,7 @@ def _takes_part(state: FleetState, node: Node) -> bool:
     job = state.jobs.get(node.job)
     if job is None or job.pending is None:
         return False
-    life = node.node, node.incarnation
-    return any(
-        life in ((c.joiner, c.joiner_incarnation), (c.leaver, c.leaver_incarnation))
-        for c in job.pending.plan.changes
-    )
-
-
-def _place(node: Node, now_ms: int, policy: Policy) -> Decision:
-    if node.wanted_out == "drain":
-        reason = f"drained by {node.wanted_out_by}"
-        drained = e.NodeDrained(node=node.node, incarnation=node.incarnation, reason=reason)
-        return Decision((drained,), f"{node.node}: {reason}")
-    if node.wanted_out == "quarantine":
-        return _quarantine(node, node.quarantine or "by operator", now_ms, policy)
-    if node.verdict is not None:
-        return _quarantine(node, f"{node.verdict.verdict}: {node.verdict.reason}", now_ms, policy)
-    reason = "healthy leaver"
-    pooled = e.NodePooled(node=node.node, incarnation=node.incarnation, reason=reason)
-    return Decision((pooled,), f"{node.node}: {reason}")
-
-
-def _quarantine(node: Node, reason: str, now_ms: int, policy: Policy) -> Decision:
-    event: e.AnyEvent = e.NodeQuarantined(
-        node=node.node, incarnation=node.incarnation, reason=reason
-    )
-    if should_retire(node.quarantined_at_ms, now_ms, policy.sweep):
-        reason = f"entry {len(node.quarantined_at_ms) + 1} into quarantine: {reason}"
-        event = e.NodeRetired(node=node.node, incarnation=node.incarnation, reason=reason)
-    return Decision((event,), f"{node.node}: {reason}")
+    return takes_part(job.pending.plan, node)
 
 
 # --- sweeps -----------------------------------------------------------------------------------
@@ -175,22 +193,28 @@ def _judge(
 def _after_sweep(
     sweep: Sweep, node: Node, finished: e.SweepFinished, now_ms: int, policy: Policy
 ) -> e.AnyEvent:
+    """Where a node goes from its sweep: a pass clears it, a fail is an entry into quarantine. What
+    could not tell changes nothing: a node that was in no quarantine goes back to where it was.
+    """
+    reason = f"sweep {finished.sweep} {finished.outcome}: {finished.reason}"
     if finished.outcome is e.SweepOutcome.PASSED:
-        numbers: dict[str, float] = {}
-        for finished_round in sweep.rounds:
-            if finished_round.round != REFERENCE:
-                numbers.update(finished_round.measurements)
-        return e.CertificateIssued(
-            sweep=finished.sweep,
-            node=node.node,
-            incarnation=node.incarnation,
-            measurements=dict(sorted(numbers.items())),
-            expires_at_ms=now_ms + round(policy.sweep.certificate_ttl_s * 1000),
-        )
-    return e.NodeQuarantined(
+        return _certificate(sweep, node, now_ms, policy)
+    if finished.outcome is e.SweepOutcome.FAILED or node.quarantine:
+        return _quarantine(node, reason, now_ms, policy).events[0]
+    return (_drain(node) if node.drained_by else _pool(node, reason)).events[0]
+
+
+def _certificate(sweep: Sweep, node: Node, now_ms: int, policy: Policy) -> e.CertificateIssued:
+    numbers: dict[str, float] = {}
+    for finished_round in sweep.rounds:
+        if finished_round.round != REFERENCE:
+            numbers.update(finished_round.measurements)
+    return e.CertificateIssued(
+        sweep=sweep.request.sweep,
         node=node.node,
         incarnation=node.incarnation,
-        reason=f"sweep {finished.sweep} {finished.outcome}: {finished.reason}",
+        measurements=dict(sorted(numbers.items())),
+        expires_at_ms=now_ms + round(policy.sweep.certificate_ttl_s * 1000),
     )
 
 
@@ -214,25 +238,32 @@ def expire_verdicts(state: FleetState, now_ms: int, policy: Policy) -> Decision 
 def answer_acts(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:  # noqa: ARG001
     """Refuse an operator's act that the state forbids, with the reason."""
     for node in _unsettled(state):
-        refused = _why_refused(state, node)
+        refused = _why_refused(node)
+        act, by = node.wanted_out, node.wanted_out_by
+        if not refused and node.sweep_wanted and node.state in (_S.ACTIVE, _S.RETIRED):
+            duty = "holds a slot: drain it first" if node.state is _S.ACTIVE else "is retired"
+            act, by, refused = "sweep", node.sweep_wanted.partition(" ")[0], f"it {duty}"
         if refused:
-            event = e.ActRefused(
-                act=node.wanted_out, node=node.node, by=node.wanted_out_by, reason=refused
-            )
-            return Decision((event,), f"{node.wanted_out} of {node.node} refused: {refused}")
+            event = e.ActRefused(act=act, node=node.node, by=by, reason=refused)
+            return Decision((event,), f"{act} of {node.node} refused: {refused}")
     return None
 
 
-def _why_refused(state: FleetState, node: Node) -> str:
-    if node.wanted_out == "switchover" and node.state is not NodeState.ACTIVE:
-        return "" if _still_leaving(node) else f"it holds no slot (it is {node.state})"
-    if node.wanted_out == "release" and node.state not in _BACK:
-        return f"it is {node.state}: only a drained, quarantined or retired node is released"
-    job = state.jobs.get(node.job)
-    if node.wanted_out in ("drain", "switchover") and job is not None and job.finished:
-        return ""
-    return ""
+_S = NodeState
 
 
-def _still_leaving(node: Node) -> bool:
-    return node.state is NodeState.LEAVING
+def _why_refused(node: Node) -> str:
+    wants, at = node.wanted_out, node.state
+    match wants:
+        case "switchover" if at not in (_S.ACTIVE, _S.LEAVING):
+            return f"it holds no slot (it is {at})"
+        case "release" if at is _S.RETIRED and not node.wanted_force:
+            return f"it is retired ({node.retired}): that takes force, and a comment"
+        case "release" if at not in _BACK and at not in (_S.LEAVING, _S.SWEEPING):
+            return f"it is {at}: only a drained, quarantined or retired node is released"
+        case "drain" if at in _BACK:
+            return f"it is out already ({at})"
+        case "quarantine" if at in (_S.QUARANTINED, _S.RETIRED):
+            return f"it is out already ({at})"
+        case _:
+            return ""

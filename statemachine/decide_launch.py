@@ -13,14 +13,17 @@ from statemachine.state import FleetState
 def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
     """Fill every slot of a declared job, once its standbys are there or patience is over."""
     for job in open_jobs(state):
-        if job.launched or job.pending is not None:
+        slots = job.layout.slot_count
+        if job.launched or job.pending is not None or len(state.pool) < slots:
+            continue
+        if now_ms < job.cooldown_until_ms:
             continue
         ready = launch_candidates(state, job)
-        slots = job.layout.slot_count
         patience_over = now_ms >= job.declared_at_ms + round(policy.launch_patience_s * 1000)
         if len(ready) < slots or (len(ready) < slots + job.declared.standbys and not patience_over):
             continue
-        changes = tuple(change_of(Slot(slot), ready[slot]) for slot in range(slots))
+        chosen = sorted(ready[:slots], key=lambda node: node.node)
+        changes = tuple(change_of(Slot(slot), node) for slot, node in enumerate(chosen))
         reason = f"launch: {len(ready)} nodes are ready for {slots} slots"
         deadline_s = policy.prepare_deadline_s
         plan = plan_of(
@@ -33,11 +36,11 @@ def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
 def finish_job(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:  # noqa: ARG001
     """A job is finished when the holder of every slot committed the last step."""
     for job in open_jobs(state):
-        if not job.launched or len(job.finished_nodes) < job.layout.slot_count:
+        if not job.launched or len(job.finished_nodes) < job.slots_held:
             continue
         held = live_holders(state, job)
         steps = [job.finished_nodes.get(held[slot]) for slot in held]
-        if len(held) == job.layout.slot_count and all(step is not None for step in steps):
+        if len(held) == job.slots_held and all(step is not None for step in steps):
             step = max(step for step in steps if step is not None)
             reason = f"every slot committed step {step}"
             return Decision((e.JobFinished(job=job.job, step=step, reason=reason),), reason)

@@ -2,7 +2,7 @@
 
 from statemachine import events as e
 from statemachine.decision import Decision
-from statemachine.ids import JobId
+from statemachine.ids import JobId, NodeId
 from statemachine.lifecycle import NodeState, Phase, Warmth
 from statemachine.policy import Policy
 from statemachine.state import Accusation, FleetState, Node
@@ -13,37 +13,38 @@ def declare_losses(state: FleetState, now_ms: int, policy: Policy) -> Decision |
 
     That peers wait for it and that it is silent suffices at a deadline, until which it may answer.
     A false accusation costs a swap and never two writers, since `NodeLost` deletes the
-    incarnation's key in the transaction that records it.
+    incarnation's key in the transaction that records it. Accusations count in the order of the log:
+    what a node says after it was accused itself is void, so that of two that accuse each other one
+    stays.
     """
-    lost = []
-    for name in sorted(state.accused):
-        node = state.nodes[name]
-        due = [entry for entry in node.accusations if _counts(state, entry, now_ms)]
-        if not due or _only_by_whom_it_accuses(state, node, due):
-            continue
-        reasons = dict.fromkeys(entry.text for entry in due)
-        lost.append(
-            e.NodeLost(
-                node=node.node,
-                incarnation=node.incarnation,
-                reason="; ".join(reasons),
-                evidence=tuple(entry.position for entry in due),
-            )
-        )
-    if not lost:
+    condemned: dict[NodeId, list[Accusation]] = {}
+    for name, entry in _in_order(state, now_ms):
+        if entry.by == name or entry.by not in condemned:
+            condemned.setdefault(name, []).append(entry)
+    if not condemned:
         return None
-    return Decision(tuple(lost), f"lost: {', '.join(event.node for event in lost)}")
+    lost = tuple(
+        e.NodeLost(
+            node=name,
+            incarnation=state.nodes[name].incarnation,
+            reason="; ".join(dict.fromkeys(entry.text for entry in entries)),
+            evidence=tuple(entry.position for entry in entries),
+        )
+        for name, entries in condemned.items()
+    )
+    return Decision(lost, f"lost: {', '.join(condemned)}")
 
 
-def _counts(state: FleetState, entry: Accusation, now_ms: int) -> bool:
-    """Whether an accusation suffices now. The word of a node that is itself lost means nothing
-    where it is about waiting: it was the one that could not hear.
-    """
-    if not entry.due_at_ms:
-        return True
-    by = state.nodes.get(entry.by)
-    gone = by is None or by.state in (NodeState.LOST, NodeState.GONE)
-    return now_ms >= entry.due_at_ms and not gone
+def _in_order(state: FleetState, now_ms: int) -> list[tuple[NodeId, Accusation]]:
+    """Every accusation that counts now, in the order of the log."""
+    found = []
+    for name in state.accused:
+        node = state.nodes[name]
+        due = [entry for entry in node.accusations if now_ms >= entry.due_at_ms]
+        if due and not _only_by_whom_it_accuses(state, node, due):
+            found += [(entry.position, name, entry) for entry in due]
+    found.sort(key=lambda said: said[:2])
+    return [(name, entry) for _, name, entry in found]
 
 
 def _only_by_whom_it_accuses(state: FleetState, node: Node, due: list[Accusation]) -> bool:
@@ -62,13 +63,15 @@ def _only_by_whom_it_accuses(state: FleetState, node: Node, due: list[Accusation
 
 def next_deadline(state: FleetState, now_ms: int, policy: Policy) -> int | None:
     """Unix ms at which `decide` must run again even if no event arrives; None if never."""
-    due = [job_due for job in state.jobs for job_due in _job_deadlines(state, job, policy)]
+    due = [job_due for job in state.open_jobs for job_due in _job_deadlines(state, job, policy)]
     for name in state.unsettled:
         node = state.nodes[name]
         due.append(node.cooldown_until_ms)
         if node.verdict is not None and node.verdict.expires_at_ms:
             due.append(node.verdict.expires_at_ms)
-    for name in state.pool:
+        if node.withheld:  # perhaps for want of budget
+            due += [at + round(policy.harmful_window_s * 1000) for at in state.harmful_at_ms]
+    for name in state.unready:
         node = state.nodes[name]
         due.append(node.cooldown_until_ms)
         if node.state is NodeState.WARMING:
@@ -93,4 +96,6 @@ def _job_deadlines(state: FleetState, name: JobId, policy: Policy) -> list[int]:
         due.append(plan_due if waiting_for_commit or commit is None else commit.deadline_at_ms)
     if not job.launched:
         due.append(job.declared_at_ms + round(policy.launch_patience_s * 1000))
+    if job.vacant:
+        due.append(job.vacant_since_ms + round(policy.loss_wait_s * 1000))
     return due

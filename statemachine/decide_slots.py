@@ -1,25 +1,35 @@
-"""Deciding who takes which slot: the lost are replaced, the unwanted are swapped out."""
+"""Deciding how a job is repaired: the lost are replaced, the parked are brought together again."""
 
 from statemachine import events as e
 from statemachine.choose import Choice, choose_joiner
+from statemachine.decide_capacity import restart, without_replicas
 from statemachine.decision import Decision
-from statemachine.ids import NodeId
+from statemachine.ids import NodeId, Slot
 from statemachine.lifecycle import Phase
-from statemachine.planning import abort_of, change_of, gone_members, open_jobs, plan_of
+from statemachine.planning import (
+    abort_of,
+    change_of,
+    losses_of,
+    open_jobs,
+    plan_of,
+)
 from statemachine.policy import Policy
-from statemachine.state import FleetState, Job, Node, Transition
+from statemachine.state import FleetState, Job, Transition
 
 
 def replace_lost(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
-    """Fill the slots of lost nodes; a further loss while one is pending is planned in."""
+    """Fill the slots of lost nodes, and give state to whoever lacks it; a further loss while a
+    transition is pending is planned in.
+    """
     for job in open_jobs(state):
-        if not job.vacant or not job.launched:
+        if not job.launched or not _needs_repair(state, job, now_ms):
             continue
-        if job.pending is not None and not _overtaken(state, job, job.pending):
+        if job.stalled:
+            decision = restart(state, job, job.stalled) if "restart" in policy.on_loss else None
+        elif now_ms < job.cooldown_until_ms:
             continue
-        if now_ms < job.cooldown_until_ms:
-            continue
-        decision = _replace_vacant(state, job, now_ms, policy)
+        else:
+            decision = _repair(state, job, now_ms, policy)
         if decision is not None:
             return decision
     return None
@@ -30,143 +40,133 @@ def mend_groups(state: FleetState, now_ms: int, policy: Policy) -> Decision | No
     step, and go on with the same members.
     """
     for job in open_jobs(state):
-        if job.broken is None or job.vacant or now_ms < job.cooldown_until_ms:
+        if job.broken is None or job.vacant or job.stalled or now_ms < job.cooldown_until_ms:
             continue
-        events: list[e.AnyEvent] = []
-        if job.pending is not None:
-            if job.pending.phase is Phase.COMMITTED or _is_unplanned(job.pending):
-                continue
-            events += abort_of(job, job.pending, "overtaken by a broken group").events
+        pending = job.pending
+        if pending is not None and pending.phase is Phase.COMMITTED:
+            continue
+        if pending is not None and pending.plan.motive is not e.Motive.PLANNED:
+            continue
         reason = f"new groups for all: {job.broken.node} is parked ({job.broken.cause})"
-        plan = plan_of(
-            state,
-            job,
-            e.Motive.UNPLANNED,
-            (),
-            now_ms,
-            deadline_s=policy.prepare_deadline_s,
-            reason=reason,
-            evidence=(job.broken_position,),
-        )
-        return Decision((*events, plan), reason)
+        evidence = (job.broken_position,)
+        return _plan_repair(state, job, (), now_ms, policy, words=[reason], evidence=evidence)
     return None
 
 
-def _is_unplanned(pending: Transition) -> bool:
-    return pending.plan.motive is not e.Motive.PLANNED
-
-
-def _overtaken(state: FleetState, job: Job, pending: Transition) -> bool:
-    covered = {c.slot for c in pending.plan.changes}
+def _needs_repair(state: FleetState, job: Job, now_ms: int) -> bool:
+    pending = job.pending
+    if pending is None:
+        return bool(job.stalled) or len(job.vacant) > 0 or len(job.unproven) > 0
     if pending.phase is Phase.COMMITTED:
-        return bool(gone_members(state, pending))
+        return bool(pending.gone or _why_hopeless(state, job, pending, now_ms))
+    covered = {c.slot for c in pending.plan.changes} | {d.slot for d in pending.plan.drops}
     return any(slot not in covered for slot in job.vacant)
 
 
-def _replace_vacant(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision | None:
-    taken: set[NodeId] = set()
-    changes: list[e.Change] = []
-    choices: list[Choice] = []
-    words: list[str] = []
-    evidence: list[int] = []
-    for slot in sorted(job.vacant):
-        choice = choose_joiner(state, job, slot, taken, cold=policy.cold_promotion)
-        if choice.node is None:
-            return None  # wait: the next node that becomes ready wakes this rule
-        lost = state.nodes.get(job.holders[slot]) if slot in job.holders else None
-        if lost is not None and lost.ended_position:
-            evidence.append(lost.ended_position)
-        taken.add(choice.node.node)
-        choices.append(choice)
-        changes.append(change_of(slot, choice.node))
-        gone = lost.node if lost is not None else "nobody"
-        words.append(f"{choice.node.node} takes slot {slot} of {gone} ({choice.reason})")
-    events: list[e.AnyEvent] = []
-    if job.pending is not None and job.pending.phase is Phase.PREPARING:
-        events += abort_of(job, job.pending, "overtaken by a further loss").events
-    reason = "; ".join(words)
-    events.append(
-        plan_of(
-            state,
-            job,
-            e.Motive.UNPLANNED,
-            tuple(changes),
-            now_ms,
-            deadline_s=policy.prepare_deadline_s,
-            reason=reason,
-            evidence=tuple(evidence),
-            choices=tuple(choices),
-        )
-    )
-    return Decision(tuple(events), reason)
+def _why_hopeless(state: FleetState, job: Job, pending: Transition, now_ms: int) -> str:
+    """Why a committed planned transition cannot come to its end although every member lives.
+
+    A leaver is no member, but it may be the only one that holds what a joiner needs. And if the
+    boundary does not come by the deadline, no one in particular is to blame: the way out of both is
+    to park everybody, who then say where they stand.
+    """
+    commit = pending.committed
+    if commit is None or pending.plan.motive is not e.Motive.PLANNED:
+        return ""
+    if job.broken is not None:
+        return f"{job.broken.node} is parked before the boundary ({job.broken.cause})"
+    lives = {c.leaver: c.leaver_incarnation for c in pending.plan.changes}
+    for handover in commit.handovers:
+        if handover.joiner in pending.applied or handover.kind != "leaver":
+            continue
+        if all(state.current(name, lives[name]) is None for name in handover.sources):
+            gone = ", ".join(handover.sources)
+            return f"{handover.joiner} cannot have the state of {gone}, which is gone"
+    if now_ms >= commit.deadline_at_ms:
+        return f"no boundary by the commit deadline of transition {commit.transition}"
+    return ""
 
 
-def swap_unwanted(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
-    """Give away the slots of nodes that an operator or a verdict wants out, within the budget."""
-    for job in open_jobs(state):
-        if job.pending is not None or job.vacant or not job.launched or job.finished_nodes:
-            continue
-        if now_ms < job.cooldown_until_ms:
-            continue
-        decision = _swap(state, job, now_ms, policy)
+def _repair(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision | None:
+    """The first of the policy's answers to a loss that is possible."""
+    if not job.vacant:
+        return _plan_repair(state, job, (), now_ms, policy, words=[_why_parked(state, job, now_ms)])
+    for option in (*policy.on_loss, "wait"):
+        match option:
+            case "standby" | "cold":
+                choices = _fill(state, job, cold=option == "cold")
+                decision = _plan_fill(state, job, choices, now_ms, policy)
+            case "shrink":
+                decision = without_replicas(state, job, now_ms, policy)
+            case "restart":
+                decision = restart(state, job, "slots are lost and no node can take them")
+            case _:
+                ends_at_ms = job.vacant_since_ms + round(policy.loss_wait_s * 1000)
+                if policy.on_loss[-1:] == ("wait",) or now_ms < ends_at_ms:
+                    return None  # the next node that becomes ready wakes this rule
+                decision = None
         if decision is not None:
             return decision
     return None
 
 
-def _swap(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision | None:
+def _why_parked(state: FleetState, job: Job, now_ms: int) -> str:
+    why = _why_hopeless(state, job, job.pending, now_ms) if job.pending is not None else ""
+    slots = ", ".join(str(slot) for slot in sorted(job.unproven)) or "no slot"
+    return why or f"the state of slots {slots} was never seen to arrive"
+
+
+def _fill(state: FleetState, job: Job, *, cold: bool) -> dict[Slot, Choice]:
+    """The choice for each vacant slot; one that finds nobody ends the search."""
     taken: set[NodeId] = set()
-    changes: list[e.Change] = []
-    choices: list[Choice] = []
-    words: list[str] = []
-    evidence: list[int] = []
-    allowance = _budget_left(state, now_ms, policy)
-    for name in sorted(state.unsettled):
-        node = state.nodes[name]
-        why = _why_out(state, node, policy)
-        if not why or node.job != job.job or node.slot < 0:
-            continue
-        harmful = not node.wanted_out
-        if harmful and len(changes) >= allowance:
-            continue
-        choice = choose_joiner(state, job, node.slot, taken, cold=False, only=node.wanted_to)
+    choices: dict[Slot, Choice] = {}
+    for slot in sorted(job.vacant):
+        choices[slot] = choice = choose_joiner(state, job, slot, taken, cold=cold)
         if choice.node is None:
-            continue
+            break
         taken.add(choice.node.node)
-        choices.append(choice)
-        changes.append(change_of(node.slot, choice.node, node))
-        evidence.append(node.verdict_position)
-        words.append(f"{choice.node.node} takes slot {node.slot} of {name}: {why}")
-    if not changes:
-        return None
+    return choices
+
+
+def _plan_fill(
+    state: FleetState, job: Job, choices: dict[Slot, Choice], now_ms: int, policy: Policy
+) -> Decision | None:
+    changes, words = [], []
+    for slot, choice in choices.items():
+        if choice.node is None:
+            return None
+        changes.append(change_of(slot, choice.node))
+        gone = job.holders.get(slot, "nobody")
+        words.append(f"{choice.node.node} takes slot {slot} of {gone} ({choice.reason})")
+    return _plan_repair(
+        state, job, tuple(changes), now_ms, policy, words=words, choices=tuple(choices.values())
+    )
+
+
+def _plan_repair(
+    state: FleetState,
+    job: Job,
+    changes: tuple[e.Change, ...],
+    now_ms: int,
+    policy: Policy,
+    *,
+    words: list[str],
+    choices: tuple[Choice, ...] = (),
+    evidence: tuple[int, ...] = (),
+) -> Decision:
+    events: list[e.AnyEvent] = []
     reason = "; ".join(words)
     plan = plan_of(
         state,
         job,
-        e.Motive.PLANNED,
-        tuple(changes),
+        e.Motive.UNPLANNED,
+        changes,
         now_ms,
         deadline_s=policy.prepare_deadline_s,
         reason=reason,
-        evidence=tuple(position for position in evidence if position),
-        choices=tuple(choices),
+        evidence=evidence or losses_of(state, job),
+        choices=choices,
     )
-    return Decision((plan,), reason)
-
-
-def _why_out(state: FleetState, node: Node, policy: Policy) -> str:
-    if node.wanted_out in ("drain", "switchover", "quarantine"):
-        return f"{node.wanted_out} by {node.wanted_out_by}"
-    verdict = node.verdict
-    if verdict is None or state.paused_by or policy.shadow:
-        return ""
-    if verdict.verdict in (e.Verdict.DEGRADED, e.Verdict.FAULTY):
-        return f"{verdict.verdict}: {verdict.reason}"
-    return ""
-
-
-def _budget_left(state: FleetState, now_ms: int, policy: Policy) -> int:
-    horizon = now_ms - round(policy.harmful_window_s * 1000)
-    used = sum(1 for at in state.harmful_at_ms if at > horizon)
-    allowed = max(policy.harmful_nodes_max, int(policy.harmful_share_max * state.present))
-    return max(0, allowed - used)
+    if job.pending is not None and job.pending.phase is Phase.PREPARING:
+        events += abort_of(job, job.pending, "overtaken by a further loss").events
+    return Decision((*events, plan), reason)

@@ -5,9 +5,9 @@ from statemachine.decision import Decision
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Epoch, NodeId, Slot
 from statemachine.lifecycle import Phase
-from statemachine.planning import abort_of, gone_members, open_jobs
+from statemachine.planning import abort_of, open_jobs, why_out
 from statemachine.policy import Policy
-from statemachine.state import FleetState, Job, Transition
+from statemachine.state import FleetState, Job, Transition, is_harmful
 from statemachine.transition import planned_handovers, resume_point, target_members
 
 
@@ -31,51 +31,89 @@ def advance_transition(state: FleetState, now_ms: int, policy: Policy) -> Decisi
 def _advance_preparing(
     state: FleetState, job: Job, pending: Transition, now_ms: int, policy: Policy
 ) -> Decision | None:
-    gone = gone_members(state, pending)
-    if gone:
+    if pending.gone:
+        gone = tuple(sorted(pending.gone))
         return abort_of(job, pending, f"{', '.join(gone)} went away while preparing", gone)
-    if pending.refused:
+    unwanted = _no_longer_wanted(state, pending, policy)
+    if unwanted:
+        return abort_of(job, pending, f"no reason is left to take {', '.join(unwanted)} out")
+    unfit = [c.joiner for c in pending.plan.changes if _is_unfit(state, c.joiner)]
+    if unfit:
+        return abort_of(job, pending, f"{', '.join(unfit)} may not take a slot any more")
+    if pending.refused and pending.plan.motive is not e.Motive.UNPLANNED:
         first = pending.refused[0]
-        if pending.plan.motive is not e.Motive.UNPLANNED or not first.blames:
-            return abort_of(
-                job,
-                pending,
-                f"{first.node} refused: {first.reason}",
-                (first.blames or first.node,),
-                retry_after_s=policy.retry_cooldown_s,
-            )
-    awaited = pending.awaited()
-    if awaited and now_ms >= pending.plan.deadline_at_ms:
-        return _blocked(state, job, pending, awaited, policy)
-    if awaited:
-        return None
-    return _commit(state, job, pending, now_ms, policy)
-
-
-def _blocked(
-    state: FleetState,
-    job: Job,
-    pending: Transition,
-    awaited: tuple[NodeId, ...],
-    policy: Policy,
-) -> Decision:
-    waited_s = (pending.plan.deadline_at_ms - pending.planned_at_ms) / 1000
-    reason = f"no answer from {', '.join(awaited)} within {waited_s:.1f} s"
-    if pending.plan.motive is e.Motive.PLANNED:
+        reason = f"{first.node} refused: {first.reason}"
+        blockers = (first.blames or first.node,)
         pause_s = policy.retry_cooldown_s
-        reason = f"prepare deadline: {reason}"
-        return abort_of(job, pending, reason, awaited, retry_after_s=pause_s)
-    return _lose(
-        state,
-        _culprits(pending, awaited),
-        f"prepare deadline of transition {pending.plan.transition}",
-    )
+        return abort_of(job, pending, reason, blockers, retry_after_s=pause_s)
+    if pending.is_answered:
+        return _commit(state, job, pending, now_ms, policy)
+    if now_ms >= pending.plan.deadline_at_ms or _is_stuck(pending):
+        return _blocked(state, job, pending, policy)
+    return None
 
 
-def _culprits(pending: Transition, awaited: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
-    """Whoever is awaited and did not itself wait for another that is: refusals name whom."""
-    waited = {r.node for r in pending.refused if r.blames in awaited}
-    return tuple(name for name in awaited if name not in waited) or awaited
+def _no_longer_wanted(state: FleetState, pending: Transition, policy: Policy) -> list[NodeId]:
+    """Leavers of a planned transition whose reason to leave is gone; until the commit it may be
+    given up, and nothing is done without a reason that holds.
+    """
+    if pending.plan.motive is not e.Motive.PLANNED:
+        return []
+    leavers = [c.leaver for c in pending.plan.changes if c.leaver]
+    return [name for name in leavers if not why_out(state, state.nodes[name], policy)]
+
+
+def _is_unfit(state: FleetState, joiner: NodeId) -> bool:
+    """Whether somebody wants a joiner out before it is in."""
+    node = state.nodes[joiner]
+    return bool(node.wanted_out or node.quarantine or node.retired) or is_harmful(node.verdict)
+
+
+def _refusers(pending: Transition) -> dict[NodeId, e.TransitionRefused]:
+    """Whoever refused and did not prepare after all, with its first refusal."""
+    found: dict[NodeId, e.TransitionRefused] = {}
+    for said in pending.refused:
+        if said.node not in pending.prepared:
+            found.setdefault(said.node, said)
+    return found
+
+
+def _is_stuck(pending: Transition) -> bool:
+    """Whether waiting on would change nothing: whoever did neither prepare nor refuse is named by a
+    refusal, which comes only after much of the time for preparing.
+    """
+    if not pending.refused:
+        return False
+    refusers = _refusers(pending)
+    blamed = {said.blames for said in refusers.values()}
+    silent = len(pending.members) - len(pending.prepared) - len(refusers)
+    if not refusers or silent > len(blamed):
+        return False
+    return all(name in refusers or name in blamed for name in pending.awaited())
+
+
+def _blocked(state: FleetState, job: Job, pending: Transition, policy: Policy) -> Decision:
+    plan, awaited = pending.plan, pending.awaited()
+    waited_s = (plan.deadline_at_ms - pending.planned_at_ms) / 1000
+    if plan.motive is e.Motive.PLANNED:
+        reason = f"prepare deadline: no answer from {', '.join(awaited)} within {waited_s:.1f} s"
+        return abort_of(job, pending, reason, awaited, retry_after_s=policy.retry_cooldown_s)
+    refusers = _refusers(pending)
+    silent = tuple(name for name in awaited if name not in refusers)
+    if silent:  # whoever refuses is alive; it waited for one of those who say nothing
+        return _lose(state, silent, f"no answer: prepare deadline of transition {plan.transition}")
+    return _lose(state, (_blamed(pending, refusers),), "its peers cannot link to it")
+
+
+def _blamed(pending: Transition, refusers: dict[NodeId, e.TransitionRefused]) -> NodeId:
+    """The one to give up when two ends blame each other: a joiner first, it costs least; else the
+    one whom most refusals name; by id.
+    """
+    named = [
+        said.blames if said.blames in pending.members else said.node for said in refusers.values()
+    ]
+    joiners = {change.joiner for change in pending.plan.changes}
+    return min(set(named), key=lambda name: (name not in joiners, -named.count(name), name))
 
 
 def _lose(state: FleetState, names: tuple[NodeId, ...], reason: str) -> Decision:
@@ -83,7 +121,7 @@ def _lose(state: FleetState, names: tuple[NodeId, ...], reason: str) -> Decision
         e.NodeLost(
             node=name,
             incarnation=state.nodes[name].incarnation,
-            reason=f"no answer: {reason}",
+            reason=reason,
             evidence=(state.position,),
         )
         for name in names
@@ -96,20 +134,21 @@ def _commit(
 ) -> Decision:
     plan = pending.plan
     resume_step, apply = -1, tuple[Slot, ...]()
+    held = live_holders(state, job)
     if plan.motive is e.Motive.PLANNED:
-        handovers = planned_handovers(plan.changes)
+        handovers = planned_handovers(job.layout, plan.changes, held)
         reason = f"all of {len(plan.required)} members are prepared; the vote picks the boundary"
     else:
-        members = target_members(live_holders(state, job), plan)
+        members = target_members(held, plan)
         reports = {
             slot: ack.report
             for slot, name in members.items()
             if (ack := pending.prepared.get(name)) is not None and ack.report is not None
         }
         resume = resume_point(job.layout, members, reports)
-        if resume.missing or (job.launched and not any(r.has_state for r in reports.values())):
-            reason = f"cannot resume from memory: {resume.reason}"
-            return abort_of(job, pending, reason, retry_after_s=policy.retry_cooldown_s)
+        if resume.missing or (job.began and not any(r.has_state for r in reports.values())):
+            reason = f"cannot resume from memory: {resume.reason if resume.missing else 'no state'}"
+            return abort_of(job, pending, reason, stalls=True)
         resume_step, apply, handovers = resume.step, resume.apply, resume.handovers
         reason = resume.reason
     event = e.TransitionCommitted(
@@ -129,15 +168,15 @@ def _advance_committed(
     state: FleetState, job: Job, pending: Transition, now_ms: int
 ) -> Decision | None:
     commit = pending.committed
-    if commit is None or gone_members(state, pending):
+    if commit is None or pending.gone:
         return None  # `replace_lost` plans anew from the committed epoch
-    awaited = pending.awaited()
-    if awaited and now_ms >= commit.deadline_at_ms:
-        return _lose(state, awaited, f"commit deadline of transition {commit.transition}")
-    if awaited:
-        return None
-    reason = f"epoch {commit.epoch}: every member trains inside the new groups"
-    event = e.TransitionFinished(
-        job=job.job, transition=commit.transition, epoch=commit.epoch, reason=reason
-    )
-    return Decision((event,), reason)
+    if pending.is_answered:
+        reason = f"epoch {commit.epoch}: every member trains inside the new groups"
+        event = e.TransitionFinished(
+            job=job.job, transition=commit.transition, epoch=commit.epoch, reason=reason
+        )
+        return Decision((event,), reason)
+    if pending.plan.motive is e.Motive.PLANNED or now_ms < commit.deadline_at_ms:
+        return None  # a boundary that does not come may be anybody's fault: all are parked instead
+    reason = f"no answer: commit deadline of transition {commit.transition}"
+    return _lose(state, pending.awaited(), reason)

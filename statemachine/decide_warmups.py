@@ -2,7 +2,7 @@
 
 from statemachine import events as e
 from statemachine.decision import Decision
-from statemachine.ids import NodeId, Role
+from statemachine.ids import NodeId
 from statemachine.lifecycle import NodeState, Warmth
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node
@@ -10,10 +10,12 @@ from statemachine.state import FleetState, Job, Node
 
 def start_rehearsals(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
     """Have every free node rehearse every role of its job, one at a time."""
-    for name in sorted(state.pool):
+    if not any(state.jobs[name].launched for name in state.open_jobs):
+        return None
+    for name in sorted(state.unready):
         node = state.nodes[name]
         job = state.jobs.get(node.job)
-        if job is None or job.finished or not job.launched or node.worker is None:
+        if job is None or not job.launched:
             continue
         if node.state is NodeState.WARMING:
             failed = _overdue_rehearsal(node, now_ms, policy)
@@ -22,7 +24,7 @@ def start_rehearsals(state: FleetState, now_ms: int, policy: Policy) -> Decision
             continue
         if now_ms < node.cooldown_until_ms or _is_joining_a_slot(job, name):
             continue
-        for role in roles_of(job):
+        for role in job.roles:
             if not node.warm_for(job.job, role):
                 reason = f"{name} has not rehearsed role {role} of {job.job}"
                 event = e.WarmupStarted(
@@ -55,12 +57,3 @@ def _overdue_rehearsal(node: Node, now_ms: int, policy: Policy) -> Decision | No
 
 def _is_joining_a_slot(job: Job, name: NodeId) -> bool:
     return job.pending is not None and any(c.joiner == name for c in job.pending.plan.changes)
-
-
-def roles_of(job: Job) -> tuple[Role, ...]:
-    """The roles that a standby of a job rehearses, the first slot of each deciding the order."""
-    stages = dict(job.layout.axes).get("pp", 1)
-    if stages == 1:
-        return (job.layout.role_of(0),)
-    names = ("first", "last") if stages == 2 else ("first", "last", "middle")
-    return tuple(Role(name) for name in names)

@@ -62,9 +62,16 @@ class InvariantBroken(ChangeoverError):
     Attributes:
         number: which invariant of `statemachine.invariants`.
         position: position of the event after which it was seen broken.
+        story: the events that led to it, one line each.
     """
 
-    def __init__(self, number: int, title: str, position: int, detail: str) -> None:
+    def __init__(
+        self, number: int, title: str, position: int, detail: str, story: tuple[str, ...] = ()
+    ) -> None:
         self.number = number
         self.position = position
-        super().__init__(f"invariant {number} ({title}) broken at position {position}: {detail}")
+        self.story = story
+        told = "".join(f"\n  {line}" for line in story)
+        super().__init__(
+            f"invariant {number} ({title}) broken at position {position}: {detail}{told}"
+        )

@@ -55,8 +55,12 @@ class SweepOutcome(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
-class Event(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """A fact already appended to the log."""
+class Event(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True, gc=False):
+    """A fact already appended to the log.
+
+    Facts are trees of immutable values, so the garbage collector need not look at them (`gc`): it
+    would walk every one of a long log again and again.
+    """
 
 
 # --- membership -------------------------------------------------------------------------------
@@ -203,6 +207,13 @@ class JobFinished(Event, frozen=True, tag=True):
     reason: str = ""
 
 
+class JobRestarted(Event, frozen=True, tag=True):
+    """The run cannot go on from memory: it is launched anew, from its last checkpoint."""
+
+    job: JobId
+    reason: str
+
+
 # --- warm-up ----------------------------------------------------------------------------------
 
 
@@ -242,7 +253,7 @@ class WarmupFailed(Event, frozen=True, tag=True):
 # --- health -----------------------------------------------------------------------------------
 
 
-class Indicator(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Indicator(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One metric that spoke for a verdict: own value, the peers' median, and the score."""
 
     metric: str
@@ -278,10 +289,24 @@ class VerdictWithdrawn(Event, frozen=True, tag=True):
     by: str = ""
 
 
+class ActWithheld(Event, frozen=True, tag=True):
+    """What would have been done about a verdict, and was not.
+
+    `cause` is ``shadow``, ``paused`` or ``budget``. Said once per verdict and cause.
+    """
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    act: str
+    cause: str
+    reason: str
+
+
 # --- transitions ------------------------------------------------------------------------------
 
 
-class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Change(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One slot changes hands. `leaver` is empty when the slot was vacant."""
 
     slot: Slot
@@ -291,7 +316,18 @@ class Change(Struct, frozen=True, kw_only=True, omit_defaults=True):
     leaver_incarnation: Incarnation = Incarnation(0)
 
 
-class Report(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Drop(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One slot that nobody holds any more: the job goes on without the replica it is part of.
+
+    `node` is who holds it still, empty when the slot was vacant.
+    """
+
+    slot: Slot
+    node: NodeId = NodeId("")
+    incarnation: Incarnation = Incarnation(0)
+
+
+class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where a node stands in its steps when it is parked.
 
     `applied` is the last step whose update is in its weights (-1: initial weights);
@@ -318,6 +354,7 @@ class TransitionPlanned(Event, frozen=True, tag=True):
     evidence: tuple[Position, ...] = ()
     replaces: TransitionId = TransitionId(0)
     considered: tuple[str, ...] = ()
+    drops: tuple[Drop, ...] = ()
 
 
 class TransitionPrepared(Event, frozen=True, tag=True):
@@ -344,7 +381,7 @@ class TransitionRefused(Event, frozen=True, tag=True):
     blames: NodeId = NodeId("")
 
 
-class Handover(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Handover(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One slot receives the training state; any of `sources` (slots' nodes) holds it."""
 
     slot: Slot
@@ -395,13 +432,17 @@ class TransitionFinished(Event, frozen=True, tag=True):
 
 
 class TransitionAborted(Event, frozen=True, tag=True):
-    """A transition that did not commit was given up; the run was not touched."""
+    """A transition that did not commit was given up; the run was not touched.
+
+    `stalls` says that no live member holds the job's state: another try would end alike.
+    """
 
     job: JobId
     transition: TransitionId
     reason: str
     blockers: tuple[NodeId, ...] = ()
     retry_after_ms: int = 0
+    stalls: bool = False
 
 
 class StepResumed(Event, frozen=True, tag=True):
@@ -621,11 +662,13 @@ AnyEvent = (
     | LeaseExpired
     | JobDeclared
     | JobFinished
+    | JobRestarted
     | WarmupStarted
     | WarmupPassed
     | WarmupFailed
     | VerdictIssued
     | VerdictWithdrawn
+    | ActWithheld
     | TransitionPlanned
     | TransitionPrepared
     | TransitionRefused
@@ -659,7 +702,7 @@ AnyEvent = (
 """The closed union of facts: a `match` over it ends in `assert_never`."""
 
 
-class Fact(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Fact(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a writer puts into its inbox: the event, when and by whom it was stated.
 
     `at_ms` is Unix time of the writer's clock; it is kept for people and never ordered by.
@@ -673,7 +716,7 @@ class Fact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     counter: int = 0
 
 
-class Recorded(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Recorded(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """An event with its place in the log.
 
     `at_ms` is Unix time of the sequencer's clock, never decreasing along the log; `stated_at_ms`

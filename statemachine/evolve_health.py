@@ -3,28 +3,66 @@
 from msgspec.structs import replace
 
 from statemachine import events as e
-from statemachine.evolve_nodes import moved, put_node
-from statemachine.ids import NodeId, SweepId
+from statemachine.evolve_nodes import moved
+from statemachine.ids import NodeId, Position, SweepId
+from statemachine.indexes import AWAY_STATES, put_node
 from statemachine.lifecycle import NodeState, next_warmth
-from statemachine.state import FleetState, Node, Sweep
+from statemachine.state import FleetState, Node, Sweep, is_harmful
 
 REFERENCE_KEPT = 32
 """Passed sweeps kept per hardware kind as the fleet's own baseline."""
 
+ENTRIES_KEPT = 16
+"""Entries into quarantine kept per node."""
+
+_SWEPT_FIRST = frozenset({NodeState.QUARANTINED, NodeState.DRAINED})
+_OUT_STATES = frozenset(
+    {
+        NodeState.LEAVING,
+        NodeState.DRAINED,
+        NodeState.QUARANTINED,
+        NodeState.SWEEPING,
+        NodeState.RETIRED,
+    }
+)
+
 
 def verdict_issued(state: FleetState, event: e.VerdictIssued) -> FleetState:
-    """The standing verdict of a node; a healthy one clears it."""
-    node = state.current(event.node, event.incarnation)
-    if node is None:
+    """The standing verdict of a node. A healthy one clears it; unknown is no verdict: it neither
+    speaks against a node nor for it.
+    """
+    before = state.current(event.node, event.incarnation)
+    if before is None or event.verdict is e.Verdict.UNKNOWN:
         return state
-    standing = None if event.verdict is e.Verdict.HEALTHY else event
-    return put_node(state, replace(node, verdict=standing, verdict_position=state.position))
+    if event.verdict is e.Verdict.HEALTHY:
+        return put_node(state, replace(before, verdict=None, withheld=""), before)
+    node = replace(before, verdict=event, verdict_position=state.position)
+    return put_node(state, node, before)
 
 
 def verdict_withdrawn(state: FleetState, event: e.VerdictWithdrawn) -> FleetState:
     """Later evidence took the verdict back."""
-    node = state.current(event.node, event.incarnation)
-    return state if node is None else put_node(state, replace(node, verdict=None))
+    before = state.current(event.node, event.incarnation)
+    if before is None:
+        return state
+    return put_node(state, replace(before, verdict=None, withheld=""), before)
+
+
+def withheld(state: FleetState, event: e.ActWithheld) -> FleetState:
+    """Nothing was done about a verdict; that is said once."""
+    before = state.current(event.node, event.incarnation)
+    if before is None or before.verdict is None:
+        return state
+    said = withheld_mark(before.verdict, event.cause)
+    return put_node(state, replace(before, withheld=said), before)
+
+
+def withheld_mark(verdict: e.VerdictIssued, cause: str) -> str:
+    """What tells one reason for doing nothing about a verdict from another."""
+    return f"{verdict.verdict} {cause}"
+
+
+# --- operators' acts --------------------------------------------------------------------------
 
 
 def wanted_out(
@@ -32,57 +70,101 @@ def wanted_out(
     event: e.DrainRequested | e.SwitchoverRequested | e.QuarantineRequested,
 ) -> FleetState:
     """An operator wants a node out of its slot."""
-    node = state.nodes.get(event.node)
-    if node is None:
+    before = state.nodes.get(event.node)
+    if before is None:
         return state
-    kind = {
-        e.DrainRequested: "drain",
-        e.SwitchoverRequested: "switchover",
-        e.QuarantineRequested: "quarantine",
-    }[type(event)]
-    if node.state in (NodeState.LOST, NodeState.GONE) and kind != "quarantine":
-        return state
-    to = event.to if isinstance(event, e.SwitchoverRequested) else NodeId("")
-    node = replace(node, wanted_out=kind, wanted_out_by=event.by, wanted_to=to)
-    if kind == "quarantine":
-        node = replace(node, quarantine=f"{event.by}: {event.comment}".rstrip(": "))
-    return put_node(state, node)
+    away = before.state in AWAY_STATES
+    match event:
+        case e.QuarantineRequested():
+            reason = f"{event.by}: {event.comment}".rstrip(": ")
+            node = replace(before, quarantine=reason)
+            wants = _wants(node, "quarantine", event.by, at=state.position)
+            return put_node(state, node if away else wants, before)
+        case e.DrainRequested():
+            node = _wants(before, "drain", event.by, at=state.position)
+            return state if away else put_node(state, node, before)
+        case e.SwitchoverRequested():
+            node = _wants(before, "switchover", event.by, at=state.position, to=event.to)
+            return state if away else put_node(state, node, before)
+
+
+def _wants(
+    node: Node,
+    what: str,
+    by: str,
+    *,
+    at: int = 0,
+    to: NodeId | None = None,
+    force: bool = False,
+) -> Node:
+    return replace(
+        node,
+        wanted_out=what,
+        wanted_out_by=by,
+        wanted_position=Position(at),
+        wanted_to=to or NodeId(""),
+        wanted_force=force,
+    )
 
 
 def asked(state: FleetState, event: e.ReleaseRequested | e.SweepAsked) -> FleetState:
     """An operator gives a node back, or wants it swept."""
-    node = state.nodes.get(event.node)
-    if node is None:
+    before = state.nodes.get(event.node)
+    if before is None:
         return state
     match event:
         case e.SweepAsked():
-            return put_node(state, replace(node, sweep_wanted=f"{event.by} asked for it"))
+            return put_node(state, _wants_sweep(before, f"{event.by} asked for it"), before)
         case e.ReleaseRequested():
-            if node.quarantine and not event.force:
-                wish = f"{event.by} asked for release"
-                return put_node(state, replace(node, sweep_wanted=wish, drained_by=""))
-            return put_node(
-                state,
-                replace(
-                    node,
-                    quarantine="",
-                    wanted_out="release",
-                    wanted_out_by=event.by,
-                    drained_by="",
-                    verdict=None,
-                ),
-            )
+            return put_node(state, _released(before, event, state.position), before)
+
+
+def _released(node: Node, event: e.ReleaseRequested, at: Position) -> Node:
+    """What a release does to a record: an act that was not carried out yet is taken back; a node
+    that is out goes back at once, or, if it is in quarantine and not forced, by way of a sweep.
+    """
+    if node.state in AWAY_STATES:  # it may come back clean
+        node = replace(node, drained_by="")
+        return replace(node, quarantine="", retired="") if event.force else node
+    if node.state not in _OUT_STATES and node.wanted_out:
+        kept = "" if node.wanted_out == "quarantine" else node.quarantine
+        return replace(_wants(node, "", ""), quarantine=kept)
+    if node.state is NodeState.SWEEPING and not event.force:
+        return node  # it comes back by passing
+    if node.state in _SWEPT_FIRST and node.quarantine and not event.force:
+        return replace(_wants_sweep(node, f"{event.by} asked for release"), drained_by="")
+    return _wants(node, "release", event.by, at=at, force=event.force)
+
+
+def _wants_sweep(node: Node, why: str) -> Node:
+    """A sweep that a person wants does not wait for the pause after the last one."""
+    return replace(node, sweep_wanted=why, cooldown_until_ms=0)
 
 
 def refused(state: FleetState, event: e.ActRefused) -> FleetState:
     """An act that the state forbids is forgotten."""
-    node = state.nodes.get(event.node)
-    if node is None:
+    before = state.nodes.get(event.node)
+    if before is None:
         return state
-    cleared = replace(node, wanted_out="", wanted_out_by="")
-    if event.act == "sweep":
-        cleared = replace(cleared, sweep_wanted="")
-    return put_node(state, cleared)
+    cleared = replace(before, sweep_wanted="") if event.act == "sweep" else _wants(before, "", "")
+    return put_node(state, cleared, before)
+
+
+# --- where nodes go ---------------------------------------------------------------------------
+
+
+def is_new_entry(node: Node) -> bool:
+    """Whether a node that goes into quarantine now enters it, rather than staying in it."""
+    return node.wanted_out == "quarantine" or not (node.quarantine or node.retired)
+
+
+_FULFILS = {
+    e.NodeQuarantined: ("quarantine",),
+    e.NodeDrained: ("drain",),
+    e.NodePooled: ("release", "switchover"),
+    e.NodeRetired: ("quarantine", "drain", "switchover"),
+}
+"""The wishes of an operator that are fulfilled, or done with, by where a node goes."""
 
 
 def placed(
@@ -90,34 +172,60 @@ def placed(
     event: e.NodeQuarantined | e.NodeDrained | e.NodePooled | e.NodeRetired,
 ) -> FleetState:
     """Where a node that left its slot belongs now."""
-    node = state.current(event.node, event.incarnation)
-    if node is None:
+    before = state.current(event.node, event.incarnation)
+    if before is None:
         return state
-    before = node.state
-    node = replace(moved(state, node, type(event)), wanted_out="", wanted_out_by="")
-    if isinstance(event, e.NodeQuarantined):
-        entries = node.quarantined_at_ms
-        if before is not NodeState.SWEEPING and not node.quarantine:
-            entries = (*entries[-15:], state.at_ms)
-        node = replace(node, quarantine=event.reason, quarantined_at_ms=entries, verdict=None)
-    if isinstance(event, e.NodeDrained):
-        node = replace(node, drained_by=event.reason)
-        if node.verdict is not None:  # what was seen of it is not forgotten by taking it away
-            node = replace(node, quarantine=node.verdict.reason, verdict=None)
-    if isinstance(event, e.NodePooled):
-        node = replace(stale(node), quarantine="", drained_by="", verdict=None)
-    return put_node(state, node)
+    node = moved(state, before, type(event))
+    entries = node.quarantined_at_ms
+    if isinstance(event, e.NodeQuarantined | e.NodeRetired) and is_new_entry(node):
+        entries = (*entries[1 - ENTRIES_KEPT :], state.at_ms)
+    if node.wanted_out in _FULFILS[type(event)]:
+        node = _wants(node, "", "")
+    match event:
+        case e.NodeQuarantined():
+            node = replace(node, quarantine=event.reason, verdict=None, withheld="")
+        case e.NodeRetired():
+            node = replace(node, retired=event.reason, verdict=None, withheld="", sweep_wanted="")
+        case e.NodePooled():
+            if before.state is NodeState.RETIRED:
+                entries = ()
+            node = replace(
+                stale(node),
+                quarantine="",
+                retired="",
+                drained_by="",
+                verdict=None,
+                withheld="",
+                sweeps_failed=0,
+                cooldown_until_ms=0,
+            )
+        case e.NodeDrained():
+            node = replace(node, drained_by=event.reason)
+            if node.verdict is not None and is_harmful(node.verdict):  # it is not forgotten
+                node = replace(node, quarantine=node.verdict.reason, verdict=None, withheld="")
+    return put_node(state, replace(node, quarantined_at_ms=entries), before)
+
+
+def stale(node: Node) -> Node:
+    """The node once what it rehearsed counts no more: it was away from the pool."""
+    rehearsals = tuple(
+        replace(entry, warmth=next_warmth(entry.warmth, e.NodePooled)) for entry in node.rehearsals
+    )
+    return replace(node, rehearsals=rehearsals)
+
+
+# --- sweeps -----------------------------------------------------------------------------------
 
 
 def sweep_requested(state: FleetState, event: e.SweepRequested) -> FleetState:
     """A sweep is open."""
-    node = state.current(event.node, event.incarnation)
-    if node is None or event.sweep <= state.last_sweep:
+    before = state.current(event.node, event.incarnation)
+    if before is None or event.sweep <= state.last_sweep:
         return state
     sweep = Sweep(request=event, position=state.position, started_at_ms=state.at_ms)
     state = replace(state, sweeps=state.sweeps.insert(event.sweep, sweep), last_sweep=event.sweep)
-    node = replace(moved(state, node, e.SweepRequested), sweep=event.sweep, sweep_wanted="")
-    return put_node(state, node)
+    node = replace(moved(state, before, e.SweepRequested), sweep=event.sweep, sweep_wanted="")
+    return put_node(state, node, before)
 
 
 def sweep_round_finished(state: FleetState, event: e.SweepRoundFinished) -> FleetState:
@@ -134,36 +242,37 @@ def sweep_finished(state: FleetState, event: e.SweepFinished) -> FleetState:
     if event.sweep not in state.sweeps:
         return state
     state = replace(state, sweeps=state.sweeps.remove(event.sweep))
-    node = state.current(event.node, event.incarnation)
-    if node is None:
+    before = state.current(event.node, event.incarnation)
+    if before is None:
         return state
     failed = event.outcome is not e.SweepOutcome.PASSED
-    pause_ms = round(state.policy.retry_cooldown_s * 1000) if failed else 0
-    node = replace(node, sweep=SweepId(0), cooldown_until_ms=state.at_ms + pause_ms)
-    return put_node(state, node)
+    failures = before.sweeps_failed + 1 if failed else 0
+    pause_s = state.policy.sweep_pause_s(failures) if failed else 0.0
+    node = replace(
+        before,
+        sweep=SweepId(0),
+        sweeps_failed=failures,
+        cooldown_until_ms=state.at_ms + round(pause_s * 1000),
+    )
+    return put_node(state, node, before)
 
 
 def certified(state: FleetState, event: e.CertificateIssued) -> FleetState:
     """The way out of quarantine; its numbers join the fleet's baseline."""
-    node = state.current(event.node, event.incarnation)
-    if node is None:
+    before = state.current(event.node, event.incarnation)
+    if before is None:
         return state
-    state = _remember(state, node, event)
+    state = _remember(state, before, event)
     node = replace(
-        stale(moved(state, node, e.CertificateIssued)),
+        stale(moved(state, before, e.CertificateIssued)),
         certificate=event,
         quarantine="",
         verdict=None,
+        withheld="",
     )
-    return put_node(state, node)
-
-
-def stale(node: Node) -> Node:
-    """The node once what it rehearsed counts no more: it was away from the pool."""
-    rehearsals = tuple(
-        replace(entry, warmth=next_warmth(entry.warmth, e.NodePooled)) for entry in node.rehearsals
-    )
-    return replace(node, rehearsals=rehearsals)
+    if node.wanted_out == "release":
+        node = _wants(node, "", "")
+    return put_node(state, node, before)
 
 
 def _remember(state: FleetState, node: Node, event: e.CertificateIssued) -> FleetState:

@@ -1,19 +1,16 @@
 """Folding jobs and their transitions."""
 
 from msgspec.structs import replace
+from rpds import HashTrieSet
 
 from statemachine import events as e
 from statemachine.errors import BadLayout
-from statemachine.evolve_nodes import moved, put_node
-from statemachine.ids import JobId, NodeId, Slot
-from statemachine.layout import Layout
+from statemachine.evolve_nodes import moved
+from statemachine.ids import JobId, NodeId, Role, Slot
+from statemachine.indexes import put_job, put_node, put_pending, refresh_pool
+from statemachine.layout import FIRST, LAST, MIDDLE, ONLY, STAGE_AXIS, Layout
 from statemachine.lifecycle import NodeState, Phase, next_phase
 from statemachine.state import FleetState, Job, Node, Transition
-
-
-def put_job(state: FleetState, job: Job) -> FleetState:
-    """Store a job's record."""
-    return replace(state, jobs=state.jobs.insert(job.job, job))
 
 
 def declared(state: FleetState, event: e.JobDeclared) -> FleetState:
@@ -29,19 +26,49 @@ def declared(state: FleetState, event: e.JobDeclared) -> FleetState:
         )
     except BadLayout:
         return state
-    job = Job(job=event.job, declared=event, layout=layout, declared_at_ms=state.at_ms)
-    return put_job(state, job)
+    job = Job(
+        job=event.job,
+        declared=event,
+        layout=layout,
+        roles=roles_of(layout),
+        declared_at_ms=state.at_ms,
+    )
+    state = replace(state, open_jobs=tuple(sorted((*state.open_jobs, event.job))))
+    return refresh_pool(put_job(state, job), job)
+
+
+def roles_of(layout: Layout) -> tuple[Role, ...]:
+    """The roles that a standby rehearses, the one it stays in last."""
+    stages = dict(layout.axes).get(STAGE_AXIS, 1)
+    if stages == 1:
+        return (ONLY,)
+    stride = layout.rank_at({name: int(name == STAGE_AXIS) for name, _ in layout.axes})
+    if stride % layout.ranks_per_node == 0:  # no slot holds ranks of two stages
+        return (FIRST, LAST) if stages == 2 else (FIRST, LAST, MIDDLE)
+    found = {layout.role_of(slot) for slot in range(layout.slot_count)}
+    return tuple(role for role in (FIRST, LAST, ONLY, MIDDLE) if role in found)
 
 
 def group_broken(state: FleetState, event: e.GroupBroken) -> FleetState:
     """A member of the present epoch is parked in a broken group; its first word counts."""
     job = state.jobs.get(event.job)
     node = state.current(event.node, event.incarnation)
-    if job is None or node is None or event.epoch != job.epoch or job.broken is not None:
+    if job is None or node is None or job.broken is not None:
         return state
-    if job.holders.get(node.slot) != node.node:
+    before_boundary = job.pending is not None and _is_before_boundary(job.pending, event)
+    if event.epoch != job.epoch and not before_boundary:
+        return state
+    if job.holders.get(node.slot) != node.node and not before_boundary:
         return state
     return put_job(state, replace(job, broken=event, broken_position=state.position))
+
+
+def _is_before_boundary(pending: Transition, event: e.GroupBroken) -> bool:
+    """Whether a broken group is the one that a committed planned transition waits in."""
+    plan = pending.plan
+    if pending.phase is not Phase.COMMITTED or plan.motive is not e.Motive.PLANNED:
+        return False
+    return event.epoch == plan.from_epoch and event.node not in pending.applied
 
 
 def worker_finished(state: FleetState, event: e.WorkerFinished) -> FleetState:
@@ -57,31 +84,67 @@ def worker_finished(state: FleetState, event: e.WorkerFinished) -> FleetState:
 def finished(state: FleetState, event: e.JobFinished) -> FleetState:
     """The job is over; its nodes belong to the pool."""
     job = state.jobs.get(event.job)
-    if job is None:
+    if job is None or job.finished:
         return state
+    over = replace(job, finished=True, pending=None)
+    open_jobs = tuple(name for name in state.open_jobs if name != event.job)
+    state = refresh_pool(put_job(replace(state, open_jobs=open_jobs), over), over)
     for slot, holder in sorted(job.holders.items()):
         node = state.nodes.get(holder)
         if node is not None and node.slot == slot and node.job == job.job:
-            state = put_node(state, replace(moved(state, node, e.JobFinished), slot=Slot(-1)))
-    return put_job(state, replace(job, finished=True, pending=None))
+            freed = replace(moved(state, node, e.JobFinished), slot=Slot(-1))
+            state = put_node(state, freed, node)
+    return state
+
+
+def restarted(state: FleetState, event: e.JobRestarted) -> FleetState:
+    """The job is to be launched anew: nobody holds a slot, and there is no state to lose."""
+    job = state.jobs.get(event.job)
+    if job is None or job.finished:
+        return state
+    fresh = Job(
+        job=job.job,
+        declared=job.declared,
+        layout=job.layout,
+        roles=job.roles,
+        declared_at_ms=job.declared_at_ms,
+        epoch=job.epoch,
+        last_transition=job.last_transition,
+    )
+    return put_job(state, fresh)
+
+
+# --- transitions ------------------------------------------------------------------------------
 
 
 def planned(state: FleetState, event: e.TransitionPlanned) -> FleetState:
     """Phase one begins; it takes the place of a pending transition that it replaces."""
     job = state.jobs.get(event.job)
-    if job is None or event.transition <= job.last_transition:
+    if job is None or job.finished or event.transition <= job.last_transition:
         return state
     pending = Transition(
         plan=event,
         phase=Phase.PREPARING,
         planned_at_ms=state.at_ms,
         position=state.position,
+        members=HashTrieSet(event.required),
+        harmful=_count_harmful(state, event),
     )
-    if event.motive is e.Motive.PLANNED:
+    if pending.harmful:
         horizon = state.at_ms - round(state.policy.harmful_window_s * 1000)
-        recent = tuple(at for at in state.harmful_at_ms if at > horizon)
-        state = replace(state, harmful_at_ms=(*recent, state.at_ms))
-    return put_job(state, replace(job, pending=pending, last_transition=event.transition))
+        recent = (at for at in state.harmful_at_ms if at > horizon)
+        taken = (state.at_ms for _ in range(pending.harmful))
+        state = replace(state, harmful_at_ms=(*recent, *taken))
+    job = replace(job, last_transition=event.transition)
+    return put_pending(state, job, pending)
+
+
+def _count_harmful(state: FleetState, plan: e.TransitionPlanned) -> int:
+    """How many leavers are taken out for their health: what an operator wants has no budget."""
+    if plan.motive is not e.Motive.PLANNED:
+        return 0
+    leavers = (state.nodes.get(change.leaver) for change in plan.changes)
+    return sum(1 for node in leavers if node is not None and not node.wanted_out)
 
 
 def _pending(state: FleetState, job: JobId, transition: int) -> tuple[Job, Transition] | None:
@@ -99,10 +162,12 @@ def prepared(state: FleetState, event: e.TransitionPrepared) -> FleetState:
     if found is None or state.current(event.node, event.incarnation) is None:
         return state
     job, pending = found
-    if pending.phase is not Phase.PREPARING or event.node not in pending.plan.required:
+    if pending.phase is not Phase.PREPARING or event.node not in pending.members:
+        return state
+    if event.node in pending.gone:
         return state
     acks = pending.prepared.insert(event.node, event)
-    return put_job(state, replace(job, pending=replace(pending, prepared=acks)))
+    return put_pending(state, job, replace(pending, prepared=acks))
 
 
 def refused(state: FleetState, event: e.TransitionRefused) -> FleetState:
@@ -111,59 +176,86 @@ def refused(state: FleetState, event: e.TransitionRefused) -> FleetState:
     if found is None or state.current(event.node, event.incarnation) is None:
         return state
     job, pending = found
-    pending = replace(pending, refused=(*pending.refused, event))
-    return put_job(state, replace(job, pending=pending))
+    if pending.phase is not Phase.PREPARING or event.node not in pending.members:
+        return state
+    return put_pending(state, job, replace(pending, refused=(*pending.refused, event)))
 
 
 def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
     """The new epoch is the job's epoch: joiners hold the slots, leavers are leaving."""
     found = _pending(state, event.job, event.transition)
-    if found is None:
+    if found is None or found[1].phase is not Phase.PREPARING:
         return state
     job, pending = found
-    holders, vacant = job.holders, job.vacant
-    for change in pending.plan.changes:
-        state = _hand_over(state, job, change)
-        holders = holders.insert(change.slot, change.joiner)
-        joiner = state.current(change.joiner, change.joiner_incarnation)
-        if change.slot in vacant and joiner is not None:
-            vacant = vacant.remove(change.slot)
+    plan = pending.plan
+    holders, vacant, idle, unproven = job.holders, job.vacant, job.idle, job.unproven
+    for drop in plan.drops:
+        state = _leave(state, drop.node, drop.incarnation)
+        holders, vacant = holders.discard(drop.slot), vacant.discard(drop.slot)
+        idle, unproven = idle.insert(drop.slot), unproven.discard(drop.slot)
+    for change in plan.changes:
+        state = _leave(state, change.leaver, change.leaver_incarnation)
+        state, entered = _enter(state, job, change)
+        holders, idle = holders.insert(change.slot, change.joiner), idle.discard(change.slot)
+        vacant = vacant.discard(change.slot) if entered else vacant.insert(change.slot)
+        unproven = unproven.insert(change.slot)
+    leavers = {change.leaver for change in plan.changes}
+    members = HashTrieSet([name for name in plan.required if name not in leavers])
     pending = replace(
         pending,
         phase=next_phase(pending.phase, e.TransitionCommitted),
+        members=members,
         committed=event,
         committed_at_ms=state.at_ms,
     )
     job = replace(
-        job, epoch=event.epoch, holders=holders, vacant=vacant, pending=pending, broken=None
+        job,
+        epoch=event.epoch,
+        holders=holders,
+        vacant=vacant,
+        idle=idle,
+        unproven=unproven,
+        pending=pending,
+        broken=None,
     )
     return put_job(state, job)
 
 
-def _hand_over(state: FleetState, job: Job, change: e.Change) -> FleetState:
-    leaver = state.current(change.leaver, change.leaver_incarnation)
-    if leaver is not None:
-        state = put_node(state, replace(moved(state, leaver, e.TransitionCommitted), slot=Slot(-1)))
+def _leave(state: FleetState, name: NodeId, incarnation: int) -> FleetState:
+    leaver = state.nodes.get(name)
+    if leaver is None or leaver.incarnation != incarnation or leaver.slot < 0:
+        return state
+    left = replace(moved(state, leaver, e.TransitionCommitted), slot=Slot(-1), blocked=0)
+    return put_node(state, left, leaver)
+
+
+def _enter(state: FleetState, job: Job, change: e.Change) -> tuple[FleetState, bool]:
     joiner = state.current(change.joiner, change.joiner_incarnation)
-    if joiner is not None:
-        joiner = moved(state, joiner, e.TransitionCommitted)
-        state = put_node(
-            state,
-            replace(joiner, job=job.job, slot=change.slot, promotions=joiner.promotions + 1),
-        )
-    return state
+    if joiner is None:
+        return state, False
+    entered = replace(
+        moved(state, joiner, e.TransitionCommitted),
+        job=job.job,
+        slot=change.slot,
+        promotions=joiner.promotions + 1,
+        blocked=0,
+    )
+    return put_node(state, entered, joiner), True
 
 
 def applied(state: FleetState, event: e.TransitionApplied) -> FleetState:
     """One member trains inside the new group."""
     found = _pending(state, event.job, event.transition)
-    if found is None or state.current(event.node, event.incarnation) is None:
+    node = state.current(event.node, event.incarnation)
+    if found is None or node is None:
         return state
     job, pending = found
-    if pending.phase is not Phase.COMMITTED:
+    if pending.phase is not Phase.COMMITTED or event.node not in pending.members:
         return state
-    acks = pending.applied.insert(event.node, event)
-    return put_job(state, replace(job, pending=replace(pending, applied=acks)))
+    pending = replace(pending, applied=pending.applied.insert(event.node, event))
+    if job.holders.get(node.slot) == node.node and node.job == job.job:
+        job = replace(job, began=True, unproven=job.unproven.discard(node.slot))
+    return put_pending(state, job, pending)
 
 
 def transition_finished(state: FleetState, event: e.TransitionFinished) -> FleetState:
@@ -173,12 +265,40 @@ def transition_finished(state: FleetState, event: e.TransitionFinished) -> Fleet
 
 
 def aborted(state: FleetState, event: e.TransitionAborted) -> FleetState:
-    """Given up before its commit; the next attempt waits for a moment."""
+    """Given up before its commit; the next attempt waits for a moment, and what the plan took from
+    the budget is given back.
+    """
     found = _pending(state, event.job, event.transition)
     if found is None or found[1].phase is not Phase.PREPARING:
         return state
-    until = state.at_ms + event.retry_after_ms
-    return put_job(state, replace(found[0], pending=None, cooldown_until_ms=until))
+    job, pending = found
+    job = replace(
+        job,
+        pending=None,
+        cooldown_until_ms=state.at_ms + event.retry_after_ms,
+        stalled=event.reason if event.stalls else "",
+    )
+    for name in event.blockers:
+        node = state.nodes.get(name)
+        if node is not None:
+            state = put_node(state, replace(node, blocked=node.blocked + 1), node)
+    return put_job(_give_back(state, pending), job)
+
+
+def _give_back(state: FleetState, pending: Transition) -> FleetState:
+    taken = pending.harmful
+    if not taken:
+        return state
+    kept: list[int] = []
+    for at in state.harmful_at_ms:
+        if taken and at == pending.planned_at_ms:
+            taken -= 1
+        else:
+            kept.append(at)
+    return replace(state, harmful_at_ms=tuple(kept))
+
+
+# --- questions --------------------------------------------------------------------------------
 
 
 def holder_of(state: FleetState, job: Job, slot: Slot) -> Node | None:

@@ -1,58 +1,20 @@
 """Folding what nodes say of themselves and of each other: membership, evidence, warm-up."""
 
 from msgspec.structs import replace
-from rpds import HashTrieSet
 
 from statemachine import events as e
 from statemachine.ids import Incarnation, NodeId
-from statemachine.lifecycle import NodeState, Warmth, next_node_state, next_warmth
+from statemachine.indexes import AWAY_STATES, end_member, put_node
+from statemachine.lifecycle import NODE_TABLE, NodeState, Warmth, next_warmth
 from statemachine.state import Accusation, FleetState, Node, Rehearsal
-
-POOLED_STATES = frozenset({NodeState.SPARE, NodeState.WARMING, NodeState.STANDBY})
-AWAY_STATES = frozenset({NodeState.LOST, NodeState.GONE})
-
-
-def put_node(state: FleetState, node: Node) -> FleetState:
-    """Store a node's record and keep every index in step with it."""
-    before = state.nodes.get(node.node)
-    was_present = before is not None and before.state not in AWAY_STATES
-    is_present = node.state not in AWAY_STATES
-    pool, accused = state.pool, state.accused
-    if (node.state in POOLED_STATES) != (node.node in pool):
-        pool = pool.insert(node.node) if node.state in POOLED_STATES else pool.remove(node.node)
-    if bool(node.accusations) != (node.node in accused):
-        accused = accused.insert(node.node) if node.accusations else accused.remove(node.node)
-    return replace(
-        state,
-        nodes=state.nodes.insert(node.node, node),
-        present=state.present + int(is_present) - int(was_present),
-        pool=pool,
-        accused=accused,
-        unsettled=_unsettled(state, node),
-    )
-
-
-def _unsettled(state: FleetState, node: Node) -> "HashTrieSet[NodeId]":
-    wants = is_unsettled(node)
-    if wants == (node.node in state.unsettled):
-        return state.unsettled
-    return state.unsettled.insert(node.node) if wants else state.unsettled.remove(node.node)
-
-
-def is_unsettled(node: Node) -> bool:
-    """Whether something other than a loss is to be decided about a node."""
-    if node.state in AWAY_STATES:
-        return False
-    if node.state in (NodeState.LEAVING, NodeState.QUARANTINED, NodeState.SWEEPING):
-        return True
-    reasons = (node.wanted_out, node.drained_by, node.sweep_wanted, node.quarantine)
-    return any(reasons) or node.verdict is not None
 
 
 def moved(state: FleetState, node: Node, kind: type[e.Event]) -> Node:
     """The node after an event of `kind`, by the lifecycle table."""
-    after = next_node_state(node.state, kind)
-    return node if after is node.state else replace(node, state=after, since_at_ms=state.at_ms)
+    after = NODE_TABLE[node.state].get(kind)
+    if after is None or after is node.state:
+        return node
+    return replace(node, state=after, since_at_ms=state.at_ms)
 
 
 def joined(state: FleetState, event: e.NodeJoined) -> FleetState:
@@ -73,70 +35,87 @@ def joined(state: FleetState, event: e.NodeJoined) -> FleetState:
         labels=tuple(sorted(event.labels.items())),
     )
     if before is not None:
-        state = vacate(state, before)
+        if before.state not in AWAY_STATES:
+            state = end_member(state, before)
         node = replace(
             node,
             quarantine=before.quarantine,
             drained_by=before.drained_by,
             quarantined_at_ms=before.quarantined_at_ms,
+            retired=before.retired,
             promotions=before.promotions,
+            ended_position=before.ended_position,
         )
-    return put_node(state, node)
-
-
-def vacate(state: FleetState, node: Node) -> FleetState:
-    """Mark the slot of a node that is no more as vacant; the slot keeps its last holder."""
-    job = state.jobs.get(node.job) if node.slot >= 0 else None
-    if job is None or job.finished or job.holders.get(node.slot) != node.node:
-        return state
-    job = replace(job, vacant=job.vacant.insert(node.slot))
-    return replace(state, jobs=state.jobs.insert(job.job, job))
+    return put_node(state, node, before)
 
 
 def ended(state: FleetState, event: e.NodeLeft | e.NodeLost) -> FleetState:
     """An incarnation is over: fenced, or given back."""
-    node = state.current(event.node, event.incarnation)
-    if node is None:
+    before = state.current(event.node, event.incarnation)
+    if before is None:
         return state
-    state = vacate(state, node)
-    node = moved(state, node, type(event))
-    node = replace(node, accusations=(), verdict=None, wanted_out="", worker=None)
-    return put_node(state, replace(node, ended_position=state.position))
+    state = end_member(state, before)
+    node = replace(
+        moved(state, before, type(event)),
+        accusations=(),
+        ended_position=state.position,
+        verdict=None,
+        withheld="",
+        wanted_out="",
+        worker=None,
+    )
+    state = put_node(state, node, before)
+    return _void(state, event.node) if isinstance(event, e.NodeLost) else state
+
+
+def _void(state: FleetState, reporter: NodeId) -> FleetState:
+    """What a fenced node said of its peers counts no more: of two that accuse each other, the one
+    that was accused first is lost, and the other stays.
+    """
+    for name in sorted(state.accused):
+        before = state.nodes[name]
+        kept = tuple(said for said in before.accusations if said.by != reporter)
+        if len(kept) < len(before.accusations):
+            state = put_node(state, replace(before, accusations=kept), before)
+    return state
 
 
 def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
     """A training process is ready; what an earlier process rehearsed counts no more."""
-    node = state.current(event.node, event.incarnation)
-    if node is None:
+    before = state.current(event.node, event.incarnation)
+    if before is None:
         return state
-    stale = tuple(
-        replace(entry, warmth=next_warmth(entry.warmth, e.WorkerReady)) for entry in node.rehearsals
+    stale = before.rehearsals and tuple(
+        replace(entry, warmth=next_warmth(entry.warmth, e.WorkerReady))
+        for entry in before.rehearsals
     )
-    node = moved(state, node, e.WorkerReady)
-    return put_node(state, replace(node, worker=event, job=event.job, rehearsals=stale))
+    node = moved(state, before, e.WorkerReady)
+    node = replace(node, worker=event, job=event.job, rehearsals=stale)
+    return put_node(state, node, before)
 
 
-def accused(
-    state: FleetState, event: e.WorkerExited | e.LeaseExpired | e.PeerReset | e.PeerWaited
-) -> FleetState:
+_Evidence = e.WorkerExited | e.LeaseExpired | e.PeerReset | e.PeerWaited
+
+
+def accused(state: FleetState, event: _Evidence) -> FleetState:
     """Evidence that an incarnation is gone, if both ends of it are the present ones."""
     target, incarnation, by, text = _accusation(state, event)
-    node = state.current(target, incarnation)
-    if node is None or by is None:
+    before = state.current(target, incarnation)
+    if before is None or by is None:
         return state
     kind, due_at_ms = type(event).__name__, 0
-    entries = node.accusations
+    entries = before.accusations
     if isinstance(event, e.PeerWaited):
         entries = tuple(entry for entry in entries if (entry.kind, entry.by) != (kind, by))
         due_at_ms = state.at_ms + round(state.policy.silence_deadline_s * 1000)
         if not event.silent_ms:
-            return put_node(state, replace(node, accusations=entries))
+            return put_node(state, replace(before, accusations=entries), before)
     entry = Accusation(position=state.position, kind=kind, by=by, text=text, due_at_ms=due_at_ms)
-    return put_node(state, replace(node, accusations=(*entries, entry)))
+    return put_node(state, replace(before, accusations=(*entries, entry)), before)
 
 
 def _accusation(
-    state: FleetState, event: e.WorkerExited | e.LeaseExpired | e.PeerReset | e.PeerWaited
+    state: FleetState, event: _Evidence
 ) -> tuple[NodeId, Incarnation, NodeId | None, str]:
     match event:
         case e.WorkerExited():
@@ -157,18 +136,34 @@ def rehearsed(
     state: FleetState, event: e.WarmupStarted | e.WarmupPassed | e.WarmupFailed
 ) -> FleetState:
     """One step in the warm-up of one (job, role) on one node."""
-    node = state.current(event.node, event.incarnation)
-    if node is None:
+    before = state.current(event.node, event.incarnation)
+    if before is None:
         return state
-    old = node.rehearsal(event.job, event.role)
+    old = before.rehearsal(event.job, event.role)
     entry = _rehearsal(state, old, event)
-    others = tuple(x for x in node.rehearsals if (x.job, x.role) != (event.job, event.role))
-    node = moved(state, node, type(event))
-    if isinstance(event, e.WarmupFailed):
+    node = replace(moved(state, before, type(event)), rehearsals=_with(before, old, entry))
+    if isinstance(event, e.WarmupFailed) or _is_of_other_code(node, event):
         pause_ms = round(state.policy.retry_cooldown_s * 1000)
         node = replace(node, cooldown_until_ms=state.at_ms + pause_ms)
-    kept = sorted((*others, entry), key=lambda x: (x.job, x.role))
-    return put_node(state, replace(node, rehearsals=tuple(kept)))
+    return put_node(state, node, before)
+
+
+def _is_of_other_code(node: Node, event: e.WarmupStarted | e.WarmupPassed) -> bool:
+    """Whether a rehearsal was one of other code than the node's process runs: worth nothing, and
+    not to be repeated at once.
+    """
+    if not isinstance(event, e.WarmupPassed) or node.worker is None:
+        return False
+    return node.worker.digest != event.digest
+
+
+def _with(node: Node, old: Rehearsal | None, entry: Rehearsal) -> tuple[Rehearsal, ...]:
+    """The node's rehearsals with `entry` in the place of `old`, sorted by job and role."""
+    if old is not None:
+        return tuple(entry if kept is old else kept for kept in node.rehearsals)
+    if not node.rehearsals:
+        return (entry,)
+    return tuple(sorted((*node.rehearsals, entry), key=lambda kept: (kept.job, kept.role)))
 
 
 def _rehearsal(

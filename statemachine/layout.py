@@ -262,6 +262,16 @@ class Layout(Struct, frozen=True, kw_only=True, dict=True):
         ]
         return tuple(sorted(set.intersection(*holders) - {Slot(slot)}))
 
+    def shards_of(self, slot: int) -> tuple[int, ...]:
+        """Return the numbers of the shards of state that a slot holds, ascending: ranks that
+        differ along the replica axis alone hold the same one.
+        """
+        ranks = self.ranks_of(slot)
+        kind = self._kinds.get(self.replica_axis)
+        if kind is None:
+            return tuple(ranks)
+        return tuple(sorted({kind.index_of(rank) for rank in ranks}))
+
     @property
     def data_parts(self) -> int:
         """Number of parts in which a batch is split: the size of the replica axis, or 1."""

@@ -132,7 +132,7 @@ def _prepare(me: Participant, pending: Pending) -> m.Prepare:
         slot=_slot_in(me, pending.members),
         members=pending.members,
         leavers=pending.leavers,
-        deadline_at_ms=pending.deadline_at_ms,
+        deadline_at_ms=pending.answer_by_ms or pending.deadline_at_ms,
     )
 
 

@@ -1,18 +1,18 @@
-"""What the rules about jobs share: drawing up a plan, giving one up, and who of it is gone."""
+"""What the rules about jobs share: drawing up a plan, giving one up, and why a node shall leave."""
 
 from statemachine import events as e
 from statemachine.choose import Choice
 from statemachine.decision import Decision
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Incarnation, NodeId, Position, Slot, TransitionId
-from statemachine.lifecycle import NodeState, Phase
-from statemachine.state import FleetState, Job, Node, Transition
+from statemachine.policy import Policy
+from statemachine.state import FleetState, Job, Node, Transition, is_harmful
 from statemachine.transition import required_members
 
 
 def open_jobs(state: FleetState) -> list[Job]:
     """Jobs that are not finished, by name."""
-    return [state.jobs[name] for name in sorted(state.jobs) if not state.jobs[name].finished]
+    return [state.jobs[name] for name in state.open_jobs]
 
 
 def change_of(slot: Slot, joiner: Node, leaver: Node | None = None) -> e.Change:
@@ -37,43 +37,30 @@ def plan_of(
     reason: str,
     evidence: tuple[int, ...] = (),
     choices: tuple[Choice, ...] = (),
+    drops: tuple[e.Drop, ...] = (),
 ) -> e.TransitionPlanned:
     """The next transition of a job; whoever must acknowledge follows from motive and layout."""
+    held = live_holders(state, job)
     return e.TransitionPlanned(
         job=job.job,
         transition=TransitionId(job.last_transition + 1),
         motive=motive,
         from_epoch=job.epoch,
         changes=changes,
-        required=required_members(motive, job.layout, changes, live_holders(state, job)),
+        required=required_members(motive, job.layout, changes, held, drops),
         deadline_at_ms=now_ms + round(deadline_s * 1000),
         reason=reason,
         evidence=tuple(Position(position) for position in evidence),
         replaces=job.pending.plan.transition if job.pending is not None else TransitionId(0),
         considered=tuple(line for choice in choices for line in choice.considered),
+        drops=drops,
     )
 
 
-def gone_members(state: FleetState, pending: Transition) -> tuple[NodeId, ...]:
-    """Members that a pending transition waits for and that are no more."""
-    plan = pending.plan
-    expected = {change.joiner: change.joiner_incarnation for change in plan.changes}
-    expected |= {c.leaver: c.leaver_incarnation for c in plan.changes if c.leaver}
-    leavers = {c.leaver for c in plan.changes}
-    gone = []
-    for name in plan.required:
-        if name in leavers and pending.phase is Phase.COMMITTED:
-            continue
-        node = state.nodes.get(name)
-        away = node is None or node.state in (NodeState.LOST, NodeState.GONE)
-        reborn = node is not None and expected.get(name, node.incarnation) != node.incarnation
-        if away or reborn or (node is not None and _left_its_slot(node, name, expected)):
-            gone.append(name)
-    return tuple(gone)
-
-
-def _left_its_slot(node: Node, name: NodeId, expected: dict[NodeId, Incarnation]) -> bool:
-    return name not in expected and node.slot < 0
+def losses_of(state: FleetState, job: Job) -> tuple[int, ...]:
+    """Where the log says that the holders of the vacant slots are no more."""
+    holders = (state.nodes[job.holders[slot]] for slot in sorted(job.vacant))
+    return tuple(sorted({node.ended_position for node in holders if node.ended_position}))
 
 
 def abort_of(
@@ -83,6 +70,7 @@ def abort_of(
     blockers: tuple[NodeId, ...] = (),
     *,
     retry_after_s: float = 0.0,
+    stalls: bool = False,
 ) -> Decision:
     """Give a transition up before its commit; the next attempt waits `retry_after_s`."""
     event = e.TransitionAborted(
@@ -91,5 +79,33 @@ def abort_of(
         reason=reason,
         blockers=blockers,
         retry_after_ms=round(retry_after_s * 1000),
+        stalls=stalls,
     )
     return Decision((event,), reason)
+
+
+def takes_part(plan: e.TransitionPlanned, node: Node) -> bool:
+    """Whether this incarnation gets or gives a slot by a plan."""
+    life = node.node, node.incarnation
+    moves = ((c.joiner, c.joiner_incarnation, c.leaver, c.leaver_incarnation) for c in plan.changes)
+    return any(life in (move[:2], move[2:]) for move in moves) or any(
+        life == (drop.node, drop.incarnation) for drop in plan.drops
+    )
+
+
+def why_out(state: FleetState, node: Node, policy: Policy) -> str:
+    """Why a node shall give its slot away, by an operator's act or by its verdict; else empty."""
+    if node.wanted_out in ("drain", "switchover", "quarantine"):
+        return f"{node.wanted_out} by {node.wanted_out_by}"
+    verdict = node.verdict
+    if verdict is None or not is_harmful(verdict) or state.paused_by or policy.shadow:
+        return ""
+    return f"{verdict.verdict}: {verdict.reason}"
+
+
+def budget_left(state: FleetState, now_ms: int, policy: Policy) -> int:
+    """How many more nodes may be taken out for their health in the present window."""
+    horizon = now_ms - round(policy.harmful_window_s * 1000)
+    used = sum(1 for at in state.harmful_at_ms if at > horizon)
+    allowed = max(policy.harmful_nodes_max, int(policy.harmful_share_max * state.present))
+    return max(0, allowed - used)

@@ -7,6 +7,7 @@ knobs that differ from the defaults, so that a log is complete without any confi
 
 import difflib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -52,9 +53,17 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     launch_patience_s: float = 30.0
     """How long a launch with every slot filled waits for the standbys that the job asked for."""
     retry_cooldown_s: float = 5.0
-    """Pause after an aborted planned transition, a failed warm-up or a failed sweep."""
-    cold_promotion: bool = True
-    """Whether a spare that is not warm may replace a lost node when no warm one is left."""
+    """Pause after an aborted planned transition, a failed warm-up or a sweep that did not pass."""
+    sweep_retry_s_max: float = 3600.0
+    """The pause after a sweep doubles with each one in a row that is not passed, up to this."""
+    on_loss: tuple[str, ...] = ("standby", "cold", "wait")
+    """What is tried when a slot is lost, in this order; see `ON_LOSS`. The worker of this release
+    carries out the default; a topology that shrinks, and a restart, are decided but not yet obeyed
+    by a training loop."""
+    loss_wait_s: float = 600.0
+    """How long ``wait`` waits for a node if something follows it in `on_loss`."""
+    replicas_min: int = 1
+    """Data-parallel replicas below which a job is never shrunk."""
 
     harmful_nodes_max: int = 2
     """Planned evictions and quarantines allowed per window, at least."""
@@ -82,12 +91,33 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             )
         if self.harmful_nodes_max < 0:
             raise BadPolicy(f"policy.harmful_nodes_max = {self.harmful_nodes_max}: must be >= 0")
+        if self.replicas_min < 1:
+            raise BadPolicy(f"policy.replicas_min = {self.replicas_min}: must be >= 1")
+        if len(set(self.on_loss)) < len(self.on_loss) or not set(self.on_loss) <= set(ON_LOSS):
+            allowed = ", ".join(ON_LOSS)
+            raise BadPolicy(f"policy.on_loss = {self.on_loss}: each at most once of {allowed}")
         for smaller, larger in LATTICE:
             if not getattr(self, smaller) < getattr(self, larger):
                 raise BadPolicy(
                     f"policy.{smaller} < policy.{larger} does not hold: "
                     f"{getattr(self, smaller)} s against {getattr(self, larger)} s"
                 )
+
+    def sweep_pause_s(self, failures: int) -> float:
+        """Pause in seconds after so many sweeps in a row that were not passed."""
+        return min(self.sweep_retry_s_max, self.retry_cooldown_s * 2.0 ** min(failures - 1, 32))
+
+
+ON_LOSS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "standby": "a warm standby takes the slot",
+        "cold": "a ready node that has not rehearsed takes the slot",
+        "shrink": "the job goes on without the data-parallel replica that the slot is part of",
+        "wait": "the job waits, parked, until a node is ready",
+        "restart": "the job is launched anew from its last checkpoint",
+    }
+)
+"""What may be done about a slot that was lost; where the list of a policy ends, the job waits."""
 
 
 LATTICE: Final[tuple[tuple[str, str], ...]] = (

@@ -7,6 +7,8 @@ what follows from them is `decide`. The index sets (`accused`, `unsettled`, ...)
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 from rpds import HashTrieMap, HashTrieSet
@@ -22,6 +24,7 @@ from statemachine.events import (
     TransitionPlanned,
     TransitionPrepared,
     TransitionRefused,
+    Verdict,
     VerdictIssued,
     WorkerReady,
 )
@@ -44,7 +47,7 @@ from statemachine.sweep import TOGETHER
 __all__ = ["FleetState", "Job", "Node", "Rehearsal", "Sweep", "Transition", "replace"]
 
 
-class Rehearsal(Struct, frozen=True, kw_only=True):
+class Rehearsal(Struct, frozen=True, kw_only=True, gc=False):
     """Warm-up of one (job, role) on one node."""
 
     job: JobId
@@ -56,7 +59,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Accusation(Struct, frozen=True, kw_only=True):
+class Accusation(Struct, frozen=True, kw_only=True, gc=False):
     """One piece of evidence that an incarnation is gone."""
 
     position: Position
@@ -67,7 +70,12 @@ class Accusation(Struct, frozen=True, kw_only=True):
     """When it suffices, Unix ms: a mere wait can be taken back until then."""
 
 
-class Node(Struct, frozen=True, kw_only=True):
+def is_harmful(verdict: VerdictIssued | None) -> bool:
+    """Whether a verdict speaks against giving a node a slot, or leaving it in one."""
+    return verdict is not None and verdict.verdict in (Verdict.DEGRADED, Verdict.FAULTY)
+
+
+class Node(Struct, frozen=True, kw_only=True, gc=False):
     """One machine as the log tells it."""
 
     node: NodeId
@@ -87,21 +95,35 @@ class Node(Struct, frozen=True, kw_only=True):
     verdict: VerdictIssued | None = None
     verdict_position: Position = Position(0)
     accusations: tuple[Accusation, ...] = ()
+    ended_position: Position = Position(0)
+    """Where its last life was ended, by a loss or in good order."""
     wanted_out: str = ""
     """What an operator wants: empty, ``drain``, ``switchover``, ``quarantine`` or ``release``."""
     wanted_out_by: str = ""
+    wanted_position: Position = Position(0)
+    """Where that was said."""
+    wanted_force: bool = False
+    """Whether a release shall skip the sweep."""
     wanted_to: NodeId = NodeId("")
     """Who shall take its slot, where a switchover names somebody."""
     drained_by: str = ""
     """Who drained it; a node belongs to the operator until it is released, whatever it does."""
-    ended_position: Position = Position(0)
-    """Position of the event that ended this incarnation; 0 while it lives."""
     quarantine: str = ""
     """Reason of an open quarantine; survives restarts of the node."""
     quarantined_at_ms: tuple[int, ...] = ()
+    retired: str = ""
+    """Reason of a retirement; survives restarts of the node."""
+    withheld: str = ""
+    """What was recorded last as not done about the standing verdict, and why."""
+    blocked: int = 0
+    """Transitions that this incarnation blocked since it last took part in one to its end."""
     sweep: SweepId = SweepId(0)
     sweep_wanted: str = ""
+    sweeps_failed: int = 0
+    """Sweeps in a row that it did not pass."""
     certificate: CertificateIssued | None = None
+    indexed: int = 0
+    """The indexes of the state in which this record stands; see `indexes`."""
     promotions: int = 0
     cooldown_until_ms: int = 0
 
@@ -123,45 +145,65 @@ class Node(Struct, frozen=True, kw_only=True):
         )
 
 
-class Transition(Struct, frozen=True, kw_only=True):
+class Transition(Struct, frozen=True, kw_only=True, gc=False):
     """The one pending transition of a job, with what its members said."""
 
     plan: TransitionPlanned
     phase: Phase
     planned_at_ms: int
     position: Position
+    members: HashTrieSet[NodeId]
+    """Who must answer in the present phase: the plan's `required`, after the commit without those
+    who leave."""
+    harmful: int = 0
+    """How many nodes it takes out for their health; what the budget counts."""
+    gone: tuple[NodeId, ...] = ()
+    """Those of `members` whose incarnation is over."""
     prepared: HashTrieMap[NodeId, TransitionPrepared] = field(default_factory=HashTrieMap)
     refused: tuple[TransitionRefused, ...] = ()
     committed: TransitionCommitted | None = None
     committed_at_ms: int = 0
     applied: HashTrieMap[NodeId, TransitionApplied] = field(default_factory=HashTrieMap)
 
+    @property
+    def answers(self) -> HashTrieMap[NodeId, Any]:
+        """What members answered in the present phase."""
+        return self.prepared if self.phase is Phase.PREPARING else self.applied
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether every member has answered in the present phase."""
+        return len(self.answers) == len(self.members)
+
     def awaited(self) -> tuple[NodeId, ...]:
         """Who must still answer in the present phase, sorted."""
-        said = self.prepared if self.phase is Phase.PREPARING else self.applied
-        leavers = {change.leaver for change in self.plan.changes}
-        return tuple(
-            sorted(
-                node
-                for node in self.plan.required
-                if node not in said and not (self.phase is Phase.COMMITTED and node in leavers)
-            )
-        )
+        said = self.answers
+        return tuple(sorted(name for name in self.members if name not in said))
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class Job(Struct, frozen=True, kw_only=True, gc=False):
     """One training job: its layout, who holds which slot, and what is pending."""
 
     job: JobId
     declared: JobDeclared
     layout: Layout
+    roles: tuple[Role, ...]
+    """The roles that a standby rehearses, in this order."""
     declared_at_ms: int
     epoch: Epoch = Epoch(0)
     holders: HashTrieMap[Slot, NodeId] = field(default_factory=HashTrieMap)
     vacant: HashTrieSet[Slot] = field(default_factory=HashTrieSet)
     """Slots whose holder is lost or gone."""
-    filled_at_ms: int = 0
-    """When every slot could first be filled; start of the launch's patience."""
+    vacant_since_ms: int = 0
+    """Since when not every slot has a live holder; counts while `vacant` is not empty."""
+    idle: HashTrieSet[Slot] = field(default_factory=HashTrieSet)
+    """Slots that nobody holds at this epoch, on purpose: the job was shrunk."""
+    unproven: HashTrieSet[Slot] = field(default_factory=HashTrieSet)
+    """Slots whose holder did not yet report from inside its group: it may lack the state."""
+    began: bool = False
+    """Whether any member ever reported from inside a group: from then on there is state to lose."""
+    stalled: str = ""
+    """Why the job cannot go on from memory; no plan is made until it is restarted."""
     broken: GroupBroken | None = None
     """The first word of this epoch that a group broke although nobody died."""
     broken_position: Position = Position(0)
@@ -173,11 +215,16 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def launched(self) -> bool:
-        """Whether the job ever ran."""
-        return self.epoch > 0
+        """Whether the job runs, or ran until its slots were lost."""
+        return len(self.holders) > 0
+
+    @property
+    def slots_held(self) -> int:
+        """How many slots somebody shall hold at this epoch: all, unless the job was shrunk."""
+        return self.layout.slot_count - len(self.idle)
 
 
-class Sweep(Struct, frozen=True, kw_only=True):
+class Sweep(Struct, frozen=True, kw_only=True, gc=False):
     """An open sweep with the rounds finished so far."""
 
     request: SweepRequested
@@ -195,13 +242,15 @@ class Sweep(Struct, frozen=True, kw_only=True):
         return not set(self.open_rounds()).difference(TOGETHER)
 
 
-class FleetState(Struct, frozen=True, kw_only=True):
+class FleetState(Struct, frozen=True, kw_only=True, gc=False):
     """Everything the log says, folded."""
 
     position: Position = Position(0)
     at_ms: int = 0
     nodes: HashTrieMap[NodeId, Node] = field(default_factory=HashTrieMap)
     jobs: HashTrieMap[JobId, Job] = field(default_factory=HashTrieMap)
+    open_jobs: tuple[JobId, ...] = ()
+    """Jobs that are not finished, by name."""
     sweeps: HashTrieMap[SweepId, Sweep] = field(default_factory=HashTrieMap)
     last_sweep: SweepId = SweepId(0)
     policy: Policy = field(default_factory=Policy)
@@ -210,6 +259,7 @@ class FleetState(Struct, frozen=True, kw_only=True):
     term: int = 0
     controller: str = ""
     harmful_at_ms: tuple[int, ...] = ()
+    """One entry for each node that was taken out for its health, by time of the plan."""
     present: int = 0
     """Nodes that are neither lost nor gone."""
     pool: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
@@ -218,6 +268,8 @@ class FleetState(Struct, frozen=True, kw_only=True):
     """Nodes with evidence that their incarnation is gone."""
     unsettled: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
     """Nodes about which something other than a loss is to be decided."""
+    unready: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
+    """Nodes of the pool that rehearse, or have not rehearsed every role of their job."""
     reference: HashTrieMap[str, tuple[dict[str, float], ...]] = field(default_factory=HashTrieMap)
     """Measurements of passed sweeps by hardware kind: the fleet's own baseline."""
     unknown_tags: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot, 
 from statemachine.lifecycle import NodeState, Phase, Warmth
 from statemachine.state import FleetState, Job, Node, Transition
 from statemachine.sweep import REFERENCE, TOGETHER
+from statemachine.transition import target_members
 
 
 class Holder(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,6 +46,9 @@ class Pending(Struct, frozen=True, kw_only=True, omit_defaults=True):
     leavers: tuple[Holder, ...]
     deadline_at_ms: int
     reason: str
+    answer_by_ms: int = 0
+    """Until when a member that cannot prepare shall say so: before the deadline at which those who
+    said nothing are given up, so that it is not taken for one of them."""
     resume_step: int = -1
     apply: tuple[Slot, ...] = ()
     handovers: tuple[e.Handover, ...] = ()
@@ -130,9 +134,9 @@ def desired_of(state: FleetState, job: Job) -> Desired:
 
 def _pending(state: FleetState, job: Job, transition: Transition) -> Pending:
     plan, commit = transition.plan, transition.committed
-    target = dict(live_holders(state, job))
-    target.update({change.slot: change.joiner for change in plan.changes})
+    target = target_members(live_holders(state, job), plan)
     leavers = {change.slot: change.leaver for change in plan.changes if change.leaver}
+    leavers |= {drop.slot: drop.node for drop in plan.drops if drop.node}
     return Pending(
         transition=plan.transition,
         motive=plan.motive,
@@ -143,11 +147,21 @@ def _pending(state: FleetState, job: Job, transition: Transition) -> Pending:
         joiners=tuple(change.joiner for change in plan.changes),
         leavers=_holders(state, leavers),
         deadline_at_ms=commit.deadline_at_ms if commit is not None else plan.deadline_at_ms,
+        answer_by_ms=_answer_by_ms(transition),
         reason=plan.reason,
         resume_step=commit.resume_step if commit is not None else -1,
         apply=commit.apply if commit is not None else (),
         handovers=commit.handovers if commit is not None else (),
     )
+
+
+ANSWER_SHARE = 0.7
+"""Share of the time for preparing after which a member that cannot shall refuse."""
+
+
+def _answer_by_ms(transition: Transition) -> int:
+    began_at_ms, ends_at_ms = transition.planned_at_ms, transition.plan.deadline_at_ms
+    return began_at_ms + round(ANSWER_SHARE * (ends_at_ms - began_at_ms))
 
 
 def _holders(state: FleetState, held: dict[Slot, NodeId]) -> tuple[Holder, ...]:

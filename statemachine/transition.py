@@ -14,9 +14,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from statemachine.events import Change, Handover, Motive, Report, TransitionPlanned
+from statemachine.events import Change, Drop, Handover, Motive, Report, TransitionPlanned
 from statemachine.ids import NodeId, Slot
 from statemachine.layout import Layout
+from statemachine.replicas import first_replicas
 
 
 class Resume(Struct, frozen=True):
@@ -37,11 +38,12 @@ def required_members(
     layout: Layout,
     changes: tuple[Change, ...],
     held: Mapping[Slot, NodeId],
+    drops: tuple[Drop, ...] = (),
 ) -> tuple[NodeId, ...]:
     """Who must acknowledge: joiners always; planned: affected members and leavers too;
     unplanned: every survivor, since all must agree on the step.
     """
-    changed = {change.slot for change in changes}
+    changed = {change.slot for change in changes} | {drop.slot for drop in drops}
     joiners = {change.joiner for change in changes}
     if motive is Motive.LAUNCH:
         return tuple(sorted(joiners))
@@ -53,11 +55,23 @@ def required_members(
     return tuple(sorted(joiners | survivors))
 
 
-def planned_handovers(changes: tuple[Change, ...]) -> tuple[Handover, ...]:
-    """In a planned transition the leaver hands its state to the joiner at the boundary."""
-    return tuple(
-        Handover(slot=c.slot, joiner=c.joiner, sources=(c.leaver,), kind="leaver") for c in changes
-    )
+def planned_handovers(
+    layout: Layout, changes: tuple[Change, ...], held: Mapping[Slot, NodeId]
+) -> tuple[Handover, ...]:
+    """In a planned transition the leaver hands its state to the joiner at the boundary; into a slot
+    that nobody held, its replicas do.
+    """
+    handovers = []
+    for change in changes:
+        replicas = layout.replicas_of(change.slot) if not change.leaver else ()
+        handover = Handover(
+            slot=change.slot,
+            joiner=change.joiner,
+            sources=tuple(held[s] for s in replicas if s in held) or (change.leaver,),
+            kind="leaver" if change.leaver else "replica",
+        )
+        handovers.append(handover)
+    return tuple(handovers)
 
 
 def resume_point(
@@ -79,7 +93,7 @@ def resume_point(
     )
     current = {slot for slot, report in holding.items() if report.applied == last} | set(apply)
     receivers = [slot for slot in sorted(members) if slot not in current]
-    handovers, missing = _handovers(layout, members, receivers, current, "replica")
+    handovers, missing = _handovers(layout, members, receivers, current)
     return Resume(
         step=last + 1,
         apply=apply,
@@ -90,14 +104,16 @@ def resume_point(
 
 
 def _launch(layout: Layout, members: Mapping[Slot, NodeId]) -> Resume:
-    firsts = {slot for slot in members if not any(r < slot for r in layout.replicas_of(slot))}
-    receivers = [slot for slot in sorted(members) if slot not in firsts]
-    handovers, missing = _handovers(layout, members, receivers, firsts, "initial")
+    handovers = tuple(
+        Handover(slot=slot, joiner=members[slot], sources=(members[first],), kind="initial")
+        for slot, first in first_replicas(layout, members).items()
+        if first != slot
+    )
     return Resume(
         step=0,
         apply=(),
         handovers=handovers,
-        missing=missing,
+        missing=(),
         reason="every member holds the initial weights of its first replica",
     )
 
@@ -107,13 +123,12 @@ def _handovers(
     members: Mapping[Slot, NodeId],
     receivers: list[Slot],
     holders: set[Slot],
-    kind: str,
 ) -> tuple[tuple[Handover, ...], tuple[Slot, ...]]:
     handovers, missing = [], []
     for slot in receivers:
         sources = tuple(members[s] for s in layout.replicas_of(slot) if s in holders)
         if sources:
-            handovers.append(Handover(slot=slot, joiner=members[slot], sources=sources, kind=kind))
+            handovers.append(Handover(slot=slot, joiner=members[slot], sources=sources))
         else:
             missing.append(slot)
     return tuple(handovers), tuple(missing)
@@ -140,6 +155,7 @@ def _listed(slots: tuple[Slot, ...]) -> str:
 
 def target_members(held: Mapping[Slot, NodeId], plan: TransitionPlanned) -> dict[Slot, NodeId]:
     """Slot -> node once the plan is committed."""
-    members = dict(held)
+    dropped = {drop.slot for drop in plan.drops}
+    members = {slot: node for slot, node in held.items() if slot not in dropped}
     members.update({change.slot: change.joiner for change in plan.changes})
     return {slot: members[slot] for slot in sorted(members)}
