@@ -94,7 +94,7 @@ def demo(run_dir: Path, etcd_binary: EtcdBinary) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         env=environment(etcd_binary),
-        timeout=280,
+        timeout=420,
         check=False,
     )
     print(done.stderr[-6000:])
@@ -109,7 +109,7 @@ def outcome(demo: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_a_demo_holds_and_prints_one_object(
     demo: subprocess.CompletedProcess[str], outcome: dict[str, Any]
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_demo_holds_and_prints_one_object(
     assert "killed n1" in demo.stderr
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_the_weights_are_those_of_an_uninterrupted_run(outcome: dict[str, Any]) -> None:
     """Bit for bit, after a kill and a planned swap; and it has learned something."""
     assert outcome["weights_digest"]
@@ -133,7 +133,7 @@ def test_the_weights_are_those_of_an_uninterrupted_run(outcome: dict[str, Any]) 
     assert outcome["final_loss"] < outcome["first_loss"]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_each_fault_is_one_incident_with_its_phases(outcome: dict[str, Any]) -> None:
     """A kill costs at most the step in flight, a planned swap none; both name all phases."""
     kill, grey = outcome["incidents"]
@@ -153,7 +153,7 @@ def test_each_fault_is_one_incident_with_its_phases(outcome: dict[str, Any]) -> 
     assert outcome["survivor_pids_unchanged"] is True
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_the_exported_log_tells_the_same_story(outcome: dict[str, Any], run_dir: Path) -> None:
     """Dense positions, every event readable, and the incidents of the JSON in it."""
     lines = (run_dir / "events.jsonl").read_bytes().splitlines()
@@ -169,7 +169,7 @@ def test_the_exported_log_tells_the_same_story(outcome: dict[str, Any], run_dir:
     assert all(state.jobs[name].finished for name in state.jobs)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_a_run_leaves_files_and_no_process(outcome: dict[str, Any], run_dir: Path) -> None:
     """Report, vitals, worker logs; no secret, no data of etcd, and nobody running."""
     html = (run_dir / "report.html").read_text()
@@ -200,8 +200,7 @@ def test_a_signal_stops_everything_and_says_where_the_log_is(
     )
     try:
         log = run_dir / "events.jsonl"
-        until(lambda: log.exists() and log.stat().st_size > 0, "the first event")
-        until(lambda: len(left_behind(run_dir)) > 5, "the nodes")
+        until(lambda: log.exists() and b"NodeJoined" in log.read_bytes(), "the first node")
         running.send_signal(number)
         said = running.communicate(timeout=PATIENCE_S)[1]
     finally:
