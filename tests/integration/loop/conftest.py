@@ -10,6 +10,22 @@ from statemachine import events as e
 from tests.integration.loop.core_fleet import JOB, SCRIPT, CoreFleet
 from tests.integration.loop.zygote import Zygote
 
+SAMPLED = {"test_during_a_transition.py": 4, "test_each_point.py": 3}
+"""Walks of which an ordinary run takes one case in so many, another each time; `make soak` all."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave most cases of the long walks to `make soak`; the seed of the run picks those that stay."""
+    seed = config.getoption("randomly_seed", 0)
+    turn = seed if isinstance(seed, int) else 0
+    for name, share in SAMPLED.items():
+        walk = sorted((i for i in items if i.path.name == name), key=lambda item: item.nodeid)
+        for index, item in enumerate(walk):
+            if (index + turn) % share:
+                item.add_marker(pytest.mark.soak)
+
+
 Launch = Callable[..., "Awaitable[CoreFleet]"]
 
 
