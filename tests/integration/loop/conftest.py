@@ -16,13 +16,14 @@ SAMPLED = {"test_during_a_transition.py": 4, "test_each_point.py": 3}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave most cases of the long walks to `make soak`; the seed of the run picks those that stay."""
+    """Leave most cases of the long walks to `make soak`; the seed picks those that stay."""
+    everything = config.option.markexpr == "soak"
     seed = config.getoption("randomly_seed", 0)
     turn = seed if isinstance(seed, int) else 0
     for name, share in SAMPLED.items():
         walk = sorted((i for i in items if i.path.name == name), key=lambda item: item.nodeid)
         for index, item in enumerate(walk):
-            if (index + turn) % share:
+            if everything or (index + turn) % share:
                 item.add_marker(pytest.mark.soak)
 
 
