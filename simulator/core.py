@@ -238,7 +238,7 @@ class Core:
     def launch_implicit(self) -> None:
         """The job as it is after its launch, with every holder implicit."""
         self.submit(self.declared)
-        job = replace(self.job, epoch=Epoch(1), last_transition=1)
+        job = replace(self.job, epoch=Epoch(1), last_transition=1, launched=True)
         reference = {"gemm_gflops_best": 100.0, "link_mbps_best": 100.0}
         self.state = replace(
             self.state,

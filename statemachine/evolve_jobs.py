@@ -211,6 +211,7 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
     job = replace(
         job,
         epoch=event.epoch,
+        launched=True,
         holders=holders,
         vacant=vacant,
         idle=idle,

@@ -212,11 +212,8 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     cooldown_until_ms: int = 0
     finished_nodes: HashTrieMap[NodeId, int] = field(default_factory=HashTrieMap)
     finished: bool = False
-
-    @property
-    def launched(self) -> bool:
-        """Whether the job runs, or ran until its slots were lost."""
-        return len(self.holders) > 0
+    launched: bool = False
+    """Whether the job runs, or ran until its slots were lost; false again once it is restarted."""
 
     @property
     def slots_held(self) -> int:

@@ -56,7 +56,7 @@ def test_the_first_decision_that_differs_is_named(small: Scenario) -> None:
         for entry in log
         if isinstance(entry.event, e.TransitionPlanned) and "(cold" in entry.event.reason
     ]
-    found = whatif(log, Policy(cold_promotion=False)).divergence
+    found = whatif(log, Policy(on_loss=("standby", "wait"))).divergence
 
     assert cold
     assert found is not None
@@ -142,7 +142,7 @@ def test_a_log_of_eight_thousand_nodes_is_replayed_and_decided_anew() -> None:
     """A hand-made log of 8,192 nodes folds, and a policy that parts from it is found."""
     log = hand_made(8192 - 16, 16)
     found = replay(log)
-    parted = whatif(log, Policy(cold_promotion=False)).divergence
+    parted = whatif(log, Policy(on_loss=("standby", "wait"))).divergence
 
     assert found.nodes == 8192
     assert [each.node for each in found.incidents] == [node_id(5)]
