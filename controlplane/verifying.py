@@ -29,6 +29,7 @@ from statemachine.errors import EventCorrupt, UsageError
 from statemachine.events import Recorded, UnknownEvent
 from statemachine.evolve import evolve
 from statemachine.ids import Position
+from statemachine.invariants import check_step
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -106,8 +107,11 @@ class Verifier:
         self._kinds[type(recorded.event).__name__] += 1
         self._last = position
         if self.image is not None:
+            before, after = self.image.state, evolve(self.image.state, recorded)
+            for breach in check_step(before, recorded, after):
+                raise self._refuted(position, where, str(breach))
             self.image = Image(
-                state=evolve(self.image.state, recorded),
+                state=after,
                 counters=count(
                     self.image.counters, recorded.writer, recorded.incarnation, recorded.counter
                 ),
