@@ -196,7 +196,9 @@ class CoreFleet:
 
     def _ended(self, node: PlayedNode) -> None:
         self.changed.set()
-        if node.finished or not self.agents_tell or self.nodes.get(node.name) is not node:
+        if node.finished or node.me.stopped or not self.agents_tell:
+            return  # it was to end
+        if self.nodes.get(node.name) is not node:
             return
         self.say(
             e.WorkerExited(node=node.name, incarnation=node.incarnation, job=JOB, reason="it ended")

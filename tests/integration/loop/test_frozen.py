@@ -18,12 +18,16 @@ Launch = Callable[..., Awaitable[Any]]
 
 STEPS = 300
 EXTRA = ["--slow-ms", "20", "--width", "4096"]
+MEETING = 40
+"""Steps after which every peer has been greeted and has answered: 0.8 s or more, three ticks."""
 KNOBS = {"wait_floor_s": 0.5, "silence_s": 1.0, "silence_deadline_s": 0.5}
 
 
 async def _fleet(launch: Launch) -> Any:
     fleet = await launch(nodes=3, standbys=1, steps=STEPS, extra=EXTRA, knobs=KNOBS)
     await fleet.until("a standby is warm", lambda: bool(fleet.warm()) and fleet.idle())
+    nodes = [fleet.nodes[fleet.holder(slot)] for slot in range(3)]
+    await fleet.until("peers have met", lambda: all(len(n.steps()) >= MEETING for n in nodes))
     return fleet
 
 
