@@ -6,7 +6,7 @@ from statemachine.decision import Decision
 from statemachine.evolve_health import is_new_entry
 from statemachine.ids import NodeId, SweepId
 from statemachine.lifecycle import NodeState
-from statemachine.planning import takes_part
+from statemachine.planning import is_engaged
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Node, Sweep, is_harmful
 from statemachine.sweep import PAIR, REFERENCE, SOLO, baseline_of, judge_sweep, should_retire
@@ -24,7 +24,7 @@ def place_leavers(state: FleetState, now_ms: int, policy: Policy) -> Decision | 
     meanwhile would get a slot in a state in which it may hold none.
     """
     for node in _unsettled(state):
-        if _takes_part(state, node):
+        if is_engaged(state.jobs.get(node.job), node):
             continue
         decision = _place(node, now_ms, policy)
         if decision is not None:
@@ -94,14 +94,6 @@ def _quarantine(node: Node, reason: str, now_ms: int, policy: Policy) -> Decisio
     return Decision((event,), f"{node.node}: {reason}")
 
 
-def _takes_part(state: FleetState, node: Node) -> bool:
-    """Whether this incarnation gets or gives a slot in the pending transition of its job."""
-    job = state.jobs.get(node.job)
-    if job is None or job.pending is None:
-        return False
-    return takes_part(job.pending.plan, node)
-
-
 # --- sweeps -----------------------------------------------------------------------------------
 
 
@@ -112,7 +104,12 @@ def start_sweeps(state: FleetState, now_ms: int, policy: Policy) -> Decision | N
             bool(node.sweep_wanted)
             and node.state in (NodeState.SPARE, NodeState.STANDBY, NodeState.DRAINED)
         )
-        if not due or node.sweep or now_ms < node.cooldown_until_ms or _takes_part(state, node):
+        if (
+            not due
+            or node.sweep
+            or now_ms < node.cooldown_until_ms
+            or is_engaged(state.jobs.get(node.job), node)
+        ):
             continue
         partner = sweep_partner(state, node, active=policy.sweep_partner_active)
         reason = node.sweep_wanted or f"quarantine: {node.quarantine}"

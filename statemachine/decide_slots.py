@@ -5,7 +5,7 @@ from statemachine.choose import Choice, choose_joiner
 from statemachine.decide_capacity import restart, without_replicas
 from statemachine.decision import Decision
 from statemachine.ids import NodeId, Slot
-from statemachine.lifecycle import Phase
+from statemachine.lifecycle import NodeState, Phase
 from statemachine.planning import (
     abort_of,
     change_of,
@@ -71,20 +71,27 @@ def _why_hopeless(state: FleetState, job: Job, pending: Transition, now_ms: int)
     to park everybody, who then say where they stand.
     """
     commit = pending.committed
-    if commit is None or pending.plan.motive is not e.Motive.PLANNED:
+    planned = pending.plan.motive is e.Motive.PLANNED
+    if commit is None:
         return ""
-    if job.broken is not None:
+    if planned and job.broken is not None:
         return f"{job.broken.node} is parked before the boundary ({job.broken.cause})"
-    lives = {c.leaver: c.leaver_incarnation for c in pending.plan.changes}
     for handover in commit.handovers:
         if handover.joiner in pending.applied or handover.kind != "leaver":
             continue
-        if all(state.current(name, lives[name]) is None for name in handover.sources):
+        if not any(_is_leaving(state, name) for name in handover.sources):
             gone = ", ".join(handover.sources)
             return f"{handover.joiner} cannot have the state of {gone}, which is gone"
+    if not planned:
+        return ""
     if now_ms >= commit.deadline_at_ms:
         return f"no boundary by the commit deadline of transition {commit.transition}"
     return ""
+
+
+def _is_leaving(state: FleetState, name: NodeId) -> bool:
+    node = state.nodes.get(name)
+    return node is not None and node.state is NodeState.LEAVING
 
 
 def _repair(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision | None:

@@ -145,8 +145,14 @@ def _commit(
             for slot, name in members.items()
             if (ack := pending.prepared.get(name)) is not None and ack.report is not None
         }
-        resume = resume_point(job.layout, members, reports)
-        if resume.missing or (job.began and not any(r.has_state for r in reports.values())):
+        givers = {
+            giver.slot: (giver.node, ack.report)
+            for giver in plan.givers
+            if (ack := pending.prepared.get(giver.node)) is not None and ack.report is not None
+        }
+        known = (*reports.values(), *(report for _, report in givers.values()))
+        resume = resume_point(job.layout, members, reports, givers)
+        if resume.missing or (job.began and not any(report.has_state for report in known)):
             reason = f"cannot resume from memory: {resume.reason if resume.missing else 'no state'}"
             return abort_of(job, pending, reason, stalls=True)
         resume_step, apply, handovers = resume.step, resume.apply, resume.handovers

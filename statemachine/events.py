@@ -327,6 +327,17 @@ class Drop(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     incarnation: Incarnation = Incarnation(0)
 
 
+class Giver(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Who gave a slot away without being seen to have handed the state over.
+
+    It is parked while what follows is repaired, and asked where nobody else holds that state.
+    """
+
+    slot: Slot
+    node: NodeId
+    incarnation: Incarnation
+
+
 class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Where a node stands in its steps when it is parked.
 
@@ -355,6 +366,7 @@ class TransitionPlanned(Event, frozen=True, tag=True):
     replaces: TransitionId = TransitionId(0)
     considered: tuple[str, ...] = ()
     drops: tuple[Drop, ...] = ()
+    givers: tuple[Giver, ...] = ()
 
 
 class TransitionPrepared(Event, frozen=True, tag=True):

@@ -189,6 +189,7 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
     job, pending = found
     plan = pending.plan
     holders, vacant, idle, unproven = job.holders, job.vacant, job.idle, job.unproven
+    givers = job.givers
     for drop in plan.drops:
         state = _leave(state, drop.node, drop.incarnation)
         holders, vacant = holders.discard(drop.slot), vacant.discard(drop.slot)
@@ -199,7 +200,9 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
         holders, idle = holders.insert(change.slot, change.joiner), idle.discard(change.slot)
         vacant = vacant.discard(change.slot) if entered else vacant.insert(change.slot)
         unproven = unproven.insert(change.slot)
-    leavers = {change.leaver for change in plan.changes}
+        if change.leaver:
+            givers = givers.insert(change.slot, change.leaver)
+    leavers = {change.leaver for change in plan.changes} | {g.node for g in plan.givers}
     members = HashTrieSet([name for name in plan.required if name not in leavers])
     pending = replace(
         pending,
@@ -216,6 +219,7 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
         vacant=vacant,
         idle=idle,
         unproven=unproven,
+        givers=givers,
         pending=pending,
         broken=None,
     )
@@ -255,7 +259,12 @@ def applied(state: FleetState, event: e.TransitionApplied) -> FleetState:
         return state
     pending = replace(pending, applied=pending.applied.insert(event.node, event))
     if job.holders.get(node.slot) == node.node and node.job == job.job:
-        job = replace(job, began=True, unproven=job.unproven.discard(node.slot))
+        job = replace(
+            job,
+            began=True,
+            unproven=job.unproven.discard(node.slot),
+            givers=job.givers.discard(node.slot),
+        )
     return put_pending(state, job, pending)
 
 

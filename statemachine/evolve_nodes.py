@@ -125,7 +125,7 @@ def _accusation(
             return event.node, event.incarnation, event.node, "its lease expired"
         case e.PeerReset() | e.PeerWaited():
             reporter = state.current(event.node, event.incarnation)
-            by = event.node if reporter is not None else None
+            by = event.node if reporter is not None and event.node != event.peer else None
             text = f"{event.node} saw its link reset"
             if isinstance(event, e.PeerWaited):
                 text = f"{event.node} waits for it, and it gives no sign of life"

@@ -173,7 +173,8 @@ def _pending(state: FleetState, job: Job, pending: Transition) -> Found:
         yield 4, f"{at} is {pending.phase} from epoch {plan.from_epoch}, and the job at {job.epoch}"
     if (pending.committed is not None) != (pending.phase is Phase.COMMITTED):
         yield 4, f"{at} is {pending.phase}, and its commit is {pending.committed}"
-    leavers = {change.leaver for change in plan.changes} if ahead else set()
+    leavers = {change.leaver for change in plan.changes} | {g.node for g in plan.givers}
+    leavers = leavers if ahead else set()
     wanted = sorted(set(plan.required) - leavers)
     if sorted(pending.members) != wanted:
         yield 4, f"{at} waits for {sorted(pending.members)} of {wanted}"
@@ -182,6 +183,7 @@ def _pending(state: FleetState, job: Job, pending: Transition) -> Found:
         yield 4, f"{at} counts the answers of {strangers}, who are no members"
     lives = {c.joiner: c.joiner_incarnation for c in plan.changes}
     lives |= {c.leaver: c.leaver_incarnation for c in plan.changes if c.leaver}
+    lives |= {giver.node: giver.incarnation for giver in plan.givers}
     for name in sorted(pending.members):
         node = state.nodes.get(name)
         if (name in pending.gone) != _is_gone(node, lives.get(name)):

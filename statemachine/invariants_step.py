@@ -10,7 +10,7 @@ from statemachine import events as e
 from statemachine.ids import JobId, NodeId
 from statemachine.indexes import POOLED_STATES
 from statemachine.lifecycle import NodeState, Phase
-from statemachine.planning import budget_left, takes_part, why_out
+from statemachine.planning import budget_left, is_engaged, why_out
 from statemachine.state import FleetState, Job, Transition, is_harmful
 from statemachine.transition import target_members
 
@@ -204,10 +204,11 @@ def _committed(before: FleetState, commit: e.TransitionCommitted) -> Found:
 def _resumes(job: Job, pending: Transition, commit: e.TransitionCommitted) -> Found:
     live = {s: n for s, n in job.holders.items() if s not in job.vacant}
     members = target_members(live, pending.plan)
+    parties = [*members.items(), *((giver.slot, giver.node) for giver in pending.plan.givers)]
     receives = {handover.slot: handover for handover in commit.handovers}
     last = commit.resume_step - 1
     holds = set()
-    for slot, name in members.items():
+    for slot, name in parties:
         ack = pending.prepared.get(name)
         report = ack.report if ack is not None else None
         if report is None or not report.has_state:
@@ -216,19 +217,13 @@ def _resumes(job: Job, pending: Transition, commit: e.TransitionCommitted) -> Fo
             yield 14, f"{name} applied step {report.applied}, and all resume at {last + 1}"
         if report.applied == last or (slot in commit.apply and report.pending == last):
             holds.add(name)
-        elif slot not in receives:
-            yield 14, f"{name} applied step {report.applied}, and is told nothing about {last}"
     if not holds and last >= 0:
         yield 14, f"all resume at {last + 1}, and nobody holds the state of {last}"
     for slot, name in members.items():
         handover = receives.get(slot)
         if name not in holds and holds and handover is None:
-            yield 14, f"{name} holds no state and receives none"
-        if (
-            handover is not None
-            and handover.kind == "replica"
-            and not holds >= set(handover.sources)
-        ):
+            yield 14, f"{name} holds no state of {last}, and receives none"
+        if handover is not None and holds and not holds >= set(handover.sources):
             yield 14, f"{name} receives from {handover.sources}, who do not all hold it"
 
 
@@ -257,6 +252,5 @@ def _released(
         return
     if node.state is NodeState.ACTIVE or node.slot >= 0:
         yield 16, f"{kind} of {event.node}, which holds slot {node.slot}"
-    job = before.jobs.get(node.job)
-    if job is not None and job.pending is not None and takes_part(job.pending.plan, node):
+    if is_engaged(before.jobs.get(node.job), node):
         yield 16, f"{kind} of {event.node}, which takes part in a pending transition"

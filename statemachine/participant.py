@@ -53,7 +53,7 @@ class Participant(Struct, frozen=True, kw_only=True):
     told_commit: TransitionId = TransitionId(0)
     acked: TransitionId = TransitionId(0)
     member: bool = False
-    """Whether the training process was told to hold a slot."""
+    """Whether the training process was told to hold a slot, and did not say that it left."""
     rehearsing: tuple[Role, int] = (Role(""), 0)
     """The rehearsal that was told last: its role and when it began, Unix ms."""
     rounds_begun: tuple[tuple[int, str], ...] = ()
@@ -81,6 +81,9 @@ def on_desired(me: Participant, desired: Desired) -> Outcome:
     if now is not None and _concerns(me, now):
         me = _tell_phase(me, now, told)
     elif me.member and me.slot < 0:
+        if me.told_commit and me.told_commit == me.told_prepare:
+            # Told to leave at a boundary that may never come, since its transition was replaced.
+            told.append(Tell(m.Cancel(transition=me.told_commit)))
         told.append(Tell(m.Release()))
         me = replace(me, member=False)
     return me, tuple(told)
@@ -119,8 +122,7 @@ def _tell_phase(me: Participant, pending: Pending, told: list[Instruction]) -> P
         me = replace(me, told_prepare=pending.transition)
     if pending.phase is Phase.COMMITTED and me.told_commit != pending.transition:
         told.append(Tell(_commit(me, pending)))
-        leaves = _is_leaver(me, pending)
-        me = replace(me, told_commit=pending.transition, member=not leaves)
+        me = replace(me, told_commit=pending.transition, member=True)
     return me
 
 
@@ -151,12 +153,22 @@ def _commit(me: Participant, pending: Pending) -> m.Commit:
         motive=pending.motive,
         epoch=pending.to_epoch,
         resume_step=pending.resume_step,
-        apply=slot in pending.apply,
+        apply=_applies(me, pending, slot, receives=receive is not None),
         receive=receive,
         sources=sources,
         send=send,
         leave=slot < 0,
     )
+
+
+def _applies(me: Participant, pending: Pending, slot: Slot, *, receives: bool) -> bool:
+    """Whether this node holds the gradients that its slot's state lacks: as the slot's member, or
+    as the one who gave the slot away and is asked for its state.
+    """
+    if slot >= 0:
+        return slot in pending.apply and not receives
+    gives = any(me.node in handover.sources for handover in pending.handovers)
+    return gives and _slot_in(me, pending.leavers) in pending.apply
 
 
 # --- orders -----------------------------------------------------------------------------------
@@ -323,6 +335,8 @@ def _on_refused(me: Participant, said: m.Refused) -> Outcome:
 
 
 def _on_applied(me: Participant, said: m.Applied) -> Outcome:
+    if said.transition == me.told_commit and me.slot < 0:
+        me = replace(me, member=False)
     if not _is_pending(me, said.transition, Phase.COMMITTED):
         return me, ()
     fact = e.TransitionApplied(

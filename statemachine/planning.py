@@ -5,6 +5,7 @@ from statemachine.choose import Choice
 from statemachine.decision import Decision
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Incarnation, NodeId, Position, Slot, TransitionId
+from statemachine.lifecycle import NodeState, Phase
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node, Transition, is_harmful
 from statemachine.transition import required_members
@@ -41,19 +42,22 @@ def plan_of(
 ) -> e.TransitionPlanned:
     """The next transition of a job; whoever must acknowledge follows from motive and layout."""
     held = live_holders(state, job)
+    givers = givers_of(state, job) if motive is e.Motive.UNPLANNED else ()
+    needed = tuple(giver for giver in givers if not _has_replica(job, giver.slot))
     return e.TransitionPlanned(
         job=job.job,
         transition=TransitionId(job.last_transition + 1),
         motive=motive,
         from_epoch=job.epoch,
         changes=changes,
-        required=required_members(motive, job.layout, changes, held, drops),
+        required=required_members(motive, job.layout, changes, held, drops=drops, givers=needed),
         deadline_at_ms=now_ms + round(deadline_s * 1000),
         reason=reason,
         evidence=tuple(Position(position) for position in evidence),
         replaces=job.pending.plan.transition if job.pending is not None else TransitionId(0),
         considered=tuple(line for choice in choices for line in choice.considered),
         drops=drops,
+        givers=givers,
     )
 
 
@@ -84,12 +88,49 @@ def abort_of(
     return Decision((event,), reason)
 
 
-def takes_part(plan: e.TransitionPlanned, node: Node) -> bool:
-    """Whether this incarnation gets or gives a slot by a plan."""
+def is_engaged(job: Job | None, node: Node) -> bool:
+    """Whether an incarnation must stay where it is: it gets or gives a slot in what is pending, or
+    gave one away and may be the only one that holds the state of it.
+
+    A healthy leaver whose joiner died is let go: it may take the slot again.
+    """
+    if job is None:
+        return False
+    pending = job.pending
+    over = pending is None or (pending.phase is Phase.COMMITTED and pending.gone)
+    if pending is not None and not over and _moves(pending.plan, node):
+        return True
+    if node.state is not NodeState.LEAVING:
+        return False
+    given = [slot for slot in job.unproven if job.givers.get(slot) == node.node]
+    healthy = node.wanted_out == "switchover" and not is_harmful(node.verdict)
+    return any(not (healthy and slot in job.vacant) for slot in given)
+
+
+def _moves(plan: e.TransitionPlanned, node: Node) -> bool:
     life = node.node, node.incarnation
-    moves = ((c.joiner, c.joiner_incarnation, c.leaver, c.leaver_incarnation) for c in plan.changes)
-    return any(life in (move[:2], move[2:]) for move in moves) or any(
-        life == (drop.node, drop.incarnation) for drop in plan.drops
+    lives = [(c.joiner, c.joiner_incarnation) for c in plan.changes]
+    lives += [(c.leaver, c.leaver_incarnation) for c in plan.changes]
+    lives += [(drop.node, drop.incarnation) for drop in plan.drops]
+    lives += [(giver.node, giver.incarnation) for giver in plan.givers]
+    return life in lives
+
+
+def givers_of(state: FleetState, job: Job) -> tuple[e.Giver, ...]:
+    """Those who gave an unproven slot away and are still leaving."""
+    found = []
+    for slot in sorted(job.unproven):
+        node = state.nodes.get(job.givers.get(slot, NodeId("")))
+        if node is not None and node.state is NodeState.LEAVING and node.job == job.job:
+            found.append(e.Giver(slot=slot, node=node.node, incarnation=node.incarnation))
+    return tuple(found)
+
+
+def _has_replica(job: Job, slot: Slot) -> bool:
+    """Whether a live member that has the state holds the same as a slot."""
+    lacking = (job.vacant, job.unproven, job.idle)
+    return any(
+        not any(other in slots for slots in lacking) for other in job.layout.replicas_of(slot)
     )
 
 

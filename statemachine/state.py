@@ -200,6 +200,8 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     """Slots that nobody holds at this epoch, on purpose: the job was shrunk."""
     unproven: HashTrieSet[Slot] = field(default_factory=HashTrieSet)
     """Slots whose holder did not yet report from inside its group: it may lack the state."""
+    givers: HashTrieMap[Slot, NodeId] = field(default_factory=HashTrieMap)
+    """Who gave an unproven slot away: it may be the only one that holds the state."""
     began: bool = False
     """Whether any member ever reported from inside a group: from then on there is state to lose."""
     stalled: str = ""

@@ -137,6 +137,7 @@ def _pending(state: FleetState, job: Job, transition: Transition) -> Pending:
     target = target_members(live_holders(state, job), plan)
     leavers = {change.slot: change.leaver for change in plan.changes if change.leaver}
     leavers |= {drop.slot: drop.node for drop in plan.drops if drop.node}
+    leavers |= {giver.slot: giver.node for giver in plan.givers}
     return Pending(
         transition=plan.transition,
         motive=plan.motive,

@@ -11,13 +11,25 @@ What may not be here: time, choice of nodes (`decide`), delivery (`participant`)
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import Struct
 
-from statemachine.events import Change, Drop, Handover, Motive, Report, TransitionPlanned
+from statemachine.events import (
+    Change,
+    Drop,
+    Giver,
+    Handover,
+    Motive,
+    Report,
+    TransitionPlanned,
+)
 from statemachine.ids import NodeId, Slot
 from statemachine.layout import Layout
 from statemachine.replicas import first_replicas
+
+_NONE: Final[Mapping[Slot, tuple[NodeId, Report]]] = MappingProxyType({})
 
 
 class Resume(Struct, frozen=True):
@@ -38,10 +50,12 @@ def required_members(
     layout: Layout,
     changes: tuple[Change, ...],
     held: Mapping[Slot, NodeId],
+    *,
     drops: tuple[Drop, ...] = (),
+    givers: tuple[Giver, ...] = (),
 ) -> tuple[NodeId, ...]:
     """Who must acknowledge: joiners always; planned: affected members and leavers too;
-    unplanned: every survivor, since all must agree on the step.
+    unplanned: every survivor, since all must agree on the step, and who gave a slot away last.
     """
     changed = {change.slot for change in changes} | {drop.slot for drop in drops}
     joiners = {change.joiner for change in changes}
@@ -52,7 +66,7 @@ def required_members(
         leavers = {change.leaver for change in changes if change.leaver}
         return tuple(sorted(joiners | leavers | {held[s] for s in affected if s in held}))
     survivors = {node for slot, node in held.items() if slot not in changed}
-    return tuple(sorted(joiners | survivors))
+    return tuple(sorted(joiners | survivors | {giver.node for giver in givers}))
 
 
 def planned_handovers(
@@ -75,32 +89,65 @@ def planned_handovers(
 
 
 def resume_point(
-    layout: Layout, members: Mapping[Slot, NodeId], reports: Mapping[Slot, Report]
+    layout: Layout,
+    members: Mapping[Slot, NodeId],
+    reports: Mapping[Slot, Report],
+    givers: Mapping[Slot, tuple[NodeId, Report]] = _NONE,
 ) -> Resume:
-    """Where a parked job resumes, from the reports of all its members.
+    """Where a parked job resumes, from the reports of all its members, and of those who gave a slot
+    away without being seen to have handed its state over.
 
     A job in which nobody holds state is at its launch: it begins at step 0, and the first replica
     of every shard gives its initial weights to the others.
     """
     holding = {slot: reports[slot] for slot in sorted(reports) if reports[slot].has_state}
-    if not holding:
+    giving = {slot: givers[slot] for slot in sorted(givers) if givers[slot][1].has_state}
+    if not holding and not giving:
         return _launch(layout, members)
-    last = max(report.applied for report in holding.values())
-    apply = tuple(
-        slot
-        for slot, report in holding.items()
-        if report.applied == last - 1 and report.pending == last
-    )
-    current = {slot for slot, report in holding.items() if report.applied == last} | set(apply)
-    receivers = [slot for slot in sorted(members) if slot not in current]
-    handovers, missing = _handovers(layout, members, receivers, current)
+    everyone = (*holding.values(), *(report for _, report in giving.values()))
+    last = max(report.applied for report in everyone)
+    apply = {slot for slot, report in holding.items() if _applies(report, last)}
+    current = {slot for slot, report in holding.items() if report.applied == last} | apply
+    handovers, missing = [], []
+    for slot in sorted(members):
+        if slot in current:
+            continue
+        sources = tuple(members[s] for s in layout.replicas_of(slot) if s in current)
+        if sources:
+            handovers.append(Handover(slot=slot, joiner=members[slot], sources=sources))
+            continue
+        giver = _giver_of(layout, slot, giving, last)
+        if giver is None:
+            missing.append(slot)
+            continue
+        name, report = giving[giver]
+        apply |= {giver} if _applies(report, last) else set()
+        handovers.append(Handover(slot=slot, joiner=members[slot], sources=(name,), kind="leaver"))
+    listed = tuple(sorted(apply))
     return Resume(
         step=last + 1,
-        apply=apply,
-        handovers=handovers,
-        missing=missing,
-        reason=_resume_reason(last, apply, handovers, missing),
+        apply=listed,
+        handovers=tuple(handovers),
+        missing=tuple(missing),
+        reason=_resume_reason(last, listed, tuple(handovers), tuple(missing)),
     )
+
+
+def _applies(report: Report, last: int) -> bool:
+    """Whether a report is one step behind, with the gradients of that step."""
+    return report.applied == last - 1 and report.pending == last
+
+
+def _giver_of(
+    layout: Layout, slot: Slot, giving: Mapping[Slot, tuple[NodeId, Report]], last: int
+) -> Slot | None:
+    """The slot whose former holder has the state that `slot` lacks."""
+    for other in (slot, *layout.replicas_of(slot)):
+        if other in giving:
+            report = giving[other][1]
+            if report.applied == last or _applies(report, last):
+                return other
+    return None
 
 
 def _launch(layout: Layout, members: Mapping[Slot, NodeId]) -> Resume:
@@ -116,22 +163,6 @@ def _launch(layout: Layout, members: Mapping[Slot, NodeId]) -> Resume:
         missing=(),
         reason="every member holds the initial weights of its first replica",
     )
-
-
-def _handovers(
-    layout: Layout,
-    members: Mapping[Slot, NodeId],
-    receivers: list[Slot],
-    holders: set[Slot],
-) -> tuple[tuple[Handover, ...], tuple[Slot, ...]]:
-    handovers, missing = [], []
-    for slot in receivers:
-        sources = tuple(members[s] for s in layout.replicas_of(slot) if s in holders)
-        if sources:
-            handovers.append(Handover(slot=slot, joiner=members[slot], sources=sources))
-        else:
-            missing.append(slot)
-    return tuple(handovers), tuple(missing)
 
 
 def _resume_reason(

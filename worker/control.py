@@ -302,8 +302,8 @@ class Control:
         if found is None or not found.ready or found.answered:
             return
         if found.message.motive is not Motive.PLANNED:
-            if self._parked is None:
-                return
+            if self._parked is None or any(isinstance(o, m.Release) for o in self._orders):
+                return  # who is about to leave has no state to speak of, once it left
             found.quiesce_ms = max(0.0, self._parked_at_s - found.heard_at_s) * 1000
         found.answered = True
         self._say(

@@ -291,8 +291,7 @@ class Run:
         match order:
             case m.Commit():
                 if order.leave:
-                    self._give(order)
-                    self._leave()
+                    self._leave(keeps_state=not self._give(order))
                 elif seat is not None:
                     self._take_seat(order, seat)
             case m.Release() | m.Stop():
@@ -306,10 +305,12 @@ class Run:
         if taken is not None:
             self._obey(*taken)
 
-    def _give(self, order: m.Commit) -> None:
+    def _give(self, order: m.Commit) -> bool:
+        """Hand the state over; False if a loss came between: perhaps nobody else holds it then."""
         began_s = time.perf_counter()
         self._handover.offer(order.transition, order.send, self._export())
-        self._handover.finish_serving(self._control.interrupt)
+        if not self._handover.finish_serving(self._control.interrupt):
+            return False
         self._channel.send(
             m.Applied(
                 transition=order.transition,
@@ -318,6 +319,7 @@ class Run:
                 phases_ms={"transfer": (time.perf_counter() - began_s) * 1000},
             )
         )
+        return True
 
     def _export(self) -> Any:
         return self._state.export(step=self._next, job=self.job)
@@ -360,10 +362,10 @@ class Run:
         )
         reach("switch.after")
 
-    def _leave(self) -> None:
+    def _leave(self, *, keeps_state: bool = False) -> None:
         self._vigil.rest()
         self._seat = None
-        self._has_state = False
+        self._has_state = self._has_state and keeps_state
         for group in self._groups.values():
             group.detach()
 
