@@ -258,7 +258,7 @@ def applied(state: FleetState, event: e.TransitionApplied) -> FleetState:
     if pending.phase is not Phase.COMMITTED or event.node not in pending.members:
         return state
     pending = replace(pending, applied=pending.applied.insert(event.node, event))
-    if job.holders.get(node.slot) == node.node and node.job == job.job:
+    if node.slot in job.unproven and job.holders.get(node.slot) == node.node:
         job = replace(
             job,
             began=True,
