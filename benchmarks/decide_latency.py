@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from fold_rate import JOB, ONE, STANDBYS, Story
+
 from statemachine import events as e
 from statemachine.decide import decide
 from statemachine.ids import NodeId
