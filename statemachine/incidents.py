@@ -70,15 +70,10 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def incidents(log: Iterable[e.Recorded]) -> tuple[Incident, ...]:
     """Tell every incident of a log, in the order in which their slots were planned anew."""
-    story = _Story()
+    telling = Telling()
     for recorded in log:
-        story.hear(recorded)
-    return tuple(
-        _incident(account, change, story)
-        for account in story.accounts.values()
-        if not account.replaced and not account.aborted
-        for change in account.changes
-    )
+        telling.hear(recorded)
+    return telling.told()
 
 
 # --- hearing the log --------------------------------------------------------------------------
@@ -93,6 +88,17 @@ class _Change(Struct, frozen=True, kw_only=True):
     left_incarnation: Incarnation
 
 
+class _Resumed(Struct, frozen=True, kw_only=True):
+    """The first step of an epoch, of all who committed it: the last to commit it, the last to
+    begin it (all end it together), the longest time since a step before.
+    """
+
+    step: int
+    step_ms: float
+    committed_at_ms: float
+    gap_ms: float
+
+
 class _Account(Struct, kw_only=True):
     """What was said about one transition."""
 
@@ -101,26 +107,73 @@ class _Account(Struct, kw_only=True):
     planned_at_ms: int
     changes: tuple[_Change, ...]
     members: tuple[NodeId, ...] = ()
-    prepared: list[tuple[int, e.TransitionPrepared]] = field(default_factory=list)
+    leavers: frozenset[NodeId] = frozenset()
+    prepared_at_ms: int | None = None
+    quiesce_ms: float = 0.0
+    begun: int = -1
+    """The last step that a member was in when it was parked."""
     committed: tuple[int, e.TransitionCommitted] | None = None
-    applied: list[e.TransitionApplied] = field(default_factory=list)
-    resumed: list[e.StepResumed] = field(default_factory=list)
+    measured_ms: dict[str, float] = field(default_factory=dict)
+    given_ms: float | None = None
+    """How long a leaver took to hand its state over."""
+    bytes_received: int = 0
+    resumed: _Resumed | None = None
     finished: bool = False
     replaced: bool = False
     aborted: bool = False
+
+    def prepare(self, at_ms: int, event: e.TransitionPrepared) -> None:
+        """Take in one acknowledgement of phase one."""
+        self.prepared_at_ms = max(at_ms, self.prepared_at_ms or 0)
+        self.quiesce_ms = max(self.quiesce_ms, event.quiesce_ms)
+        report = event.report
+        if report is not None and report.has_state:
+            self.begun = max(self.begun, report.applied + 1, report.pending)
+
+    def apply(self, event: e.TransitionApplied) -> None:
+        """Take in what a member measured itself, of each phase the slowest."""
+        self.bytes_received += event.bytes_received
+        for name, ms in event.phases_ms.items():
+            self.measured_ms[name] = max(ms, self.measured_ms.get(name, 0.0))
+            if name == "transfer" and event.node in self.leavers:
+                self.given_ms = max(ms, self.given_ms or 0.0)
+
+    def resume(self, event: e.StepResumed) -> None:
+        """Take in a member's first step of the new epoch."""
+        gap_ms = event.committed_at_ms - event.previous_at_ms if event.previous_at_ms else 0.0
+        before = self.resumed
+        self.resumed = _Resumed(
+            step=min(event.step, before.step if before else event.step),
+            step_ms=min(event.step_ms, before.step_ms if before else event.step_ms),
+            committed_at_ms=max(event.committed_at_ms, before.committed_at_ms if before else 0.0),
+            gap_ms=max(gap_ms, before.gap_ms if before else 0.0),
+        )
 
 
 _Key = tuple[JobId, TransitionId]
 
 
-class _Story(Struct, kw_only=True):
-    """Everything that incidents are told from, gathered in one pass."""
+class Telling(Struct, kw_only=True):
+    """Everything that incidents are told from, gathered in one pass.
+
+    Of acknowledgements only what is told of them is kept: its size grows with the incidents of a
+    log, not with its length.
+    """
 
     state: FleetState = field(default_factory=FleetState)
     accounts: dict[_Key, _Account] = field(default_factory=dict)
     evidence: dict[tuple[NodeId, Incarnation], e.Recorded] = field(default_factory=dict)
     wishes: dict[NodeId, e.Recorded] = field(default_factory=dict)
     faults: list[e.FaultInjected] = field(default_factory=list)
+
+    def told(self) -> tuple[Incident, ...]:
+        """Every incident heard so far, in the order in which their slots were planned anew."""
+        return tuple(
+            _incident(account, change, self)
+            for account in self.accounts.values()
+            if not account.replaced and not account.aborted
+            for change in account.changes
+        )
 
     def hear(self, recorded: e.Recorded) -> None:
         """Take in one entry, with the state before it still at hand."""
@@ -176,6 +229,7 @@ class _Story(Struct, kw_only=True):
             planned_at_ms=recorded.at_ms,
             changes=tuple(changes),
             members=members,
+            leavers=frozenset(change.left for change in changes),
         )
         self.accounts[(plan.job, plan.transition)] = account
 
@@ -187,13 +241,13 @@ class _Story(Struct, kw_only=True):
             return
         match event:
             case e.TransitionPrepared():
-                account.prepared.append((recorded.at_ms, event))
+                account.prepare(recorded.at_ms, event)
             case e.TransitionCommitted():
                 account.committed = (recorded.at_ms, event)
             case e.TransitionApplied():
-                account.applied.append(event)
+                account.apply(event)
             case e.StepResumed():
-                account.resumed.append(event)
+                account.resume(event)
             case e.TransitionFinished():
                 account.finished = True
             case e.TransitionAborted():
@@ -217,7 +271,7 @@ def _continued(change: _Change, before: _Change | None) -> _Change:
 # --- telling ----------------------------------------------------------------------------------
 
 
-def _incident(account: _Account, change: _Change, story: _Story) -> Incident:
+def _incident(account: _Account, change: _Change, story: Telling) -> Incident:
     plan = account.plan
     evidence = story.evidence.get((change.left, change.left_incarnation))
     if plan.motive is e.Motive.PLANNED:
@@ -226,7 +280,6 @@ def _incident(account: _Account, change: _Change, story: _Story) -> Incident:
     seen_at_ms = float(evidence.at_ms if evidence is not None else account.planned_at_ms)
     fault = _fault_of(change.left, story.faults, min(seen_at_ms, account.planned_at_ms))
     began_at_ms = fault.injected_at_ms if fault is not None else seen_at_ms
-    left = {each.left for each in account.changes}
     return Incident(
         job=plan.job,
         motive=plan.motive,
@@ -242,12 +295,12 @@ def _incident(account: _Account, change: _Change, story: _Story) -> Incident:
         phases_ms=_phases(account, fault, seen_at_ms),
         steps_lost=_steps_lost(account),
         resume_step=_resume_step(account),
-        bytes_received=sum(applied.bytes_received for applied in account.applied),
+        bytes_received=account.bytes_received,
         downtime_ms=_downtime_ms(account, began_at_ms),
         ended_at_ms=_ended_at_ms(account),
         evidence=evidence.position if evidence is not None else Position(0),
         planned=account.position,
-        survivors=tuple(node for node in account.members if node not in left),
+        survivors=tuple(node for node in account.members if node not in account.leavers),
     )
 
 
@@ -280,40 +333,24 @@ def _phases(
     if fault is not None:
         phases["detect"] = max(0.0, seen_at_ms - fault.injected_at_ms)
     phases["decide"] = max(0.0, account.planned_at_ms - seen_at_ms)
-    if account.prepared and account.committed is not None:
-        last_ms = max(at_ms for at_ms, _ in account.prepared)
-        phases["prepare"] = float(last_ms - account.planned_at_ms)
-        quiesce_ms = max(prepared.quiesce_ms for _, prepared in account.prepared)
-        phases["quiesce"] = quiesce_ms
-        phases["commit"] = float(account.committed[0] - last_ms)
-    phases |= _measured(account)
-    if account.resumed:  # all commit it together: the last to begin it did not wait in it
-        phases["first_step"] = min(resumed.step_ms for resumed in account.resumed)
+    if account.prepared_at_ms is not None and account.committed is not None:
+        phases["prepare"] = float(account.prepared_at_ms - account.planned_at_ms)
+        phases["quiesce"] = account.quiesce_ms
+        phases["commit"] = float(account.committed[0] - account.prepared_at_ms)
+    phases |= account.measured_ms
+    if account.given_ms is not None:
+        # The joiner of a planned transition is told to fetch while the others still train: only
+        # the leaver, which gives from the boundary on, knows how long that took.
+        phases["transfer"] = account.given_ms
+    if account.resumed is not None:
+        phases["first_step"] = account.resumed.step_ms
     order = {name: place for place, name in enumerate(PHASES)}
     return dict(sorted(phases.items(), key=lambda item: order.get(item[0], len(PHASES))))
 
 
-def _measured(account: _Account) -> dict[str, float]:
-    """What members measured themselves, of each phase the slowest.
-
-    In a planned transition the joiner is told to fetch while the others still train up to the
-    boundary: only the leaver, which gives the state from the boundary on, knows how long it took.
-    """
-    leavers = {change.left for change in account.changes}
-    given = [applied for applied in account.applied if applied.node in leavers]
-    phases: dict[str, float] = {}
-    for applied in account.applied:
-        for name, ms in applied.phases_ms.items():
-            heard = given if name == "transfer" and given else [applied]
-            if applied in heard:
-                phases[name] = max(ms, phases.get(name, 0.0))
-    return phases
-
-
 def _resume_step(account: _Account) -> int:
-    steps = [resumed.step for resumed in account.resumed]
-    if steps:
-        return min(steps)
+    if account.resumed is not None:
+        return account.resumed.step
     return account.committed[1].resume_step if account.committed is not None else -1
 
 
@@ -325,18 +362,13 @@ def _steps_lost(account: _Account) -> int | None:
         return None
     if account.plan.motive is e.Motive.PLANNED:
         return 0
-    begun = [
-        max(prepared.report.applied + 1, prepared.report.pending)
-        for _, prepared in account.prepared
-        if prepared.report is not None and prepared.report.has_state
-    ]
-    return max(0, max(begun, default=-1) + 1 - account.committed[1].resume_step)
+    return max(0, account.begun + 1 - account.committed[1].resume_step)
 
 
 def _ended_at_ms(account: _Account) -> float | None:
-    if not account.finished or not account.resumed:
+    if not account.finished or account.resumed is None:
         return None
-    return max(resumed.committed_at_ms for resumed in account.resumed)
+    return account.resumed.committed_at_ms
 
 
 def _downtime_ms(account: _Account, began_at_ms: float) -> float | None:
@@ -345,6 +377,6 @@ def _downtime_ms(account: _Account, began_at_ms: float) -> float | None:
         return None
     if account.plan.motive is e.Motive.UNPLANNED:
         return max(0.0, ended_at_ms - began_at_ms)
-    gaps_ms = [r.committed_at_ms - r.previous_at_ms for r in account.resumed if r.previous_at_ms]
-    ordinary_ms = min(resumed.step_ms for resumed in account.resumed)
-    return max(0.0, max(gaps_ms, default=ordinary_ms) - ordinary_ms)
+    assert account.resumed is not None
+    ordinary_ms = account.resumed.step_ms
+    return max(0.0, (account.resumed.gap_ms or ordinary_ms) - ordinary_ms)
