@@ -5,6 +5,7 @@ ChangeoverError
  |    +-- BadName             a name from outside holds what a key may not hold
  |    +-- BadPolicy           a knob, or the lattice of timeouts, is unsafe
  |    +-- BadLayout           a layout that no fleet could fill
+ |    +-- NotInHistory        a position or a time that the log at hand does not reach
  +-- CodecError               bytes that are not what they claim to be
  |    +-- EventTooLarge       one event over 64 KiB: the writer must put less into it
  |    +-- EventCorrupt        a value under our prefix that does not decode: name it, keep it
@@ -38,6 +39,10 @@ class BadPolicy(UsageError):
 
 class BadLayout(UsageError):
     """A layout that is contradictory, such as an axis of size zero."""
+
+
+class NotInHistory(UsageError):
+    """A position or a time that the log at hand does not reach."""
 
 
 class CodecError(ChangeoverError):
