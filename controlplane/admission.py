@@ -30,6 +30,7 @@ NODE_FACTS: Final = (
     e.GroupBroken,
     e.WarmupPassed,
     e.WarmupFailed,
+    e.RecordingMade,
     e.TransitionPrepared,
     e.TransitionRefused,
     e.TransitionApplied,

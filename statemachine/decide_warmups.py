@@ -2,7 +2,7 @@
 
 from statemachine import events as e
 from statemachine.decision import Decision
-from statemachine.ids import NodeId
+from statemachine.ids import NodeId, Role
 from statemachine.lifecycle import NodeState, Warmth
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node
@@ -25,7 +25,7 @@ def start_rehearsals(state: FleetState, now_ms: int, policy: Policy) -> Decision
         if now_ms < node.cooldown_until_ms or _is_joining_a_slot(job, name):
             continue
         for role in job.roles:
-            if not node.warm_for(job.job, role):
+            if not node.warm_for(job.job, role) and not _is_being_recorded(job, node, role):
                 reason = f"{name} has not rehearsed role {role} of {job.job}"
                 event = e.WarmupStarted(
                     node=node.node,
@@ -36,6 +36,12 @@ def start_rehearsals(state: FleetState, now_ms: int, policy: Policy) -> Decision
                 )
                 return Decision((event,), reason)
     return None
+
+
+def _is_being_recorded(job: Job, node: Node, role: Role) -> bool:
+    """Whether a recording to rehearse with is still to come: it is made in the first step."""
+    records = node.worker is not None and node.worker.records
+    return records and role not in job.recordings
 
 
 def _overdue_rehearsal(node: Node, now_ms: int, policy: Policy) -> Decision | None:

@@ -112,6 +112,8 @@ class WorkerReady(Event, frozen=True, tag=True):
     pid: int
     digest: str
     state_bytes: int = 0
+    records: bool = False
+    """Whether one node of each role records its first step, for others to rehearse with."""
 
 
 class WorkerExited(Event, frozen=True, tag=True):
@@ -228,7 +230,11 @@ class WarmupStarted(Event, frozen=True, tag=True):
 
 
 class WarmupPassed(Event, frozen=True, tag=True):
-    """A node rehearsed a role in the process that will train."""
+    """A node rehearsed a role in the process that will train.
+
+    `recording` names what it rehearsed with, empty if nothing was recorded; `allocate_bytes` is
+    what this role's state takes, and must still be allocated if the role does not stay resident.
+    """
 
     node: NodeId
     incarnation: Incarnation
@@ -238,6 +244,8 @@ class WarmupPassed(Event, frozen=True, tag=True):
     first_step_ms: float
     steady_step_ms: float
     took_ms: float
+    recording: str = ""
+    allocate_bytes: int = 0
 
 
 class WarmupFailed(Event, frozen=True, tag=True):
@@ -248,6 +256,26 @@ class WarmupFailed(Event, frozen=True, tag=True):
     job: JobId
     role: Role
     reason: str
+
+
+class RecordingMade(Event, frozen=True, tag=True):
+    """A node recorded what its groups answered in one step, for others to rehearse its role with.
+
+    `recording` names the content, `digest` what made it (see `WorkerReady`). If `failure` says why
+    nothing could be recorded, `recording` is empty and the role is rehearsed without.
+    """
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    role: Role
+    recording: str = ""
+    digest: str = ""
+    step: int = 0
+    nbytes: int = 0
+    tensors: int = 0
+    took_ms: float = 0.0
+    failure: str = ""
 
 
 # --- health -----------------------------------------------------------------------------------
@@ -678,6 +706,7 @@ AnyEvent = (
     | WarmupStarted
     | WarmupPassed
     | WarmupFailed
+    | RecordingMade
     | VerdictIssued
     | VerdictWithdrawn
     | ActWithheld

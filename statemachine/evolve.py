@@ -69,6 +69,8 @@ def _folder_of(event: e.AnyEvent) -> Folder:
             return jobs.restarted
         case e.WarmupStarted() | e.WarmupPassed() | e.WarmupFailed():
             return nodes.rehearsed
+        case e.RecordingMade():
+            return nodes.recorded
         case e.VerdictIssued():
             return health.verdict_issued
         case e.VerdictWithdrawn():

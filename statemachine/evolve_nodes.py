@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from statemachine import events as e
 from statemachine.ids import Incarnation, NodeId
-from statemachine.indexes import AWAY_STATES, end_member, put_node
+from statemachine.indexes import AWAY_STATES, end_member, put_job, put_node
 from statemachine.lifecycle import NODE_TABLE, NodeState, Warmth, next_warmth
 from statemachine.state import Accusation, FleetState, Node, Rehearsal
 
@@ -148,6 +148,22 @@ def rehearsed(
     return put_node(state, node, before)
 
 
+def recorded(state: FleetState, event: e.RecordingMade) -> FleetState:
+    """A role has a recording; what the pool rehearsed with another one is stale."""
+    job = state.jobs.get(event.job)
+    if job is None or job.finished or state.current(event.node, event.incarnation) is None:
+        return state
+    state = put_job(state, replace(job, recordings=job.recordings.insert(event.role, event)))
+    for name in sorted(state.pool):
+        node = state.nodes[name]
+        old = node.rehearsal(event.job, event.role)
+        if old is None or old.warmth is not Warmth.WARM or old.recording == event.recording:
+            continue
+        entry = replace(old, warmth=next_warmth(old.warmth, e.RecordingMade))
+        state = put_node(state, replace(node, rehearsals=_with(node, old, entry)), node)
+    return state
+
+
 def _is_of_other_code(node: Node, event: e.WarmupStarted | e.WarmupPassed) -> bool:
     """Whether a rehearsal was one of other code than the node's process runs: worth nothing, and
     not to be repeated at once.
@@ -178,6 +194,7 @@ def _rehearsal(
         warmth=next_warmth(before, type(event)),
         since_at_ms=state.at_ms,
         digest=event.digest if isinstance(event, e.WarmupPassed) else "",
+        recording=event.recording if isinstance(event, e.WarmupPassed) else "",
         first_step_ms=event.first_step_ms if isinstance(event, e.WarmupPassed) else 0.0,
         reason=event.reason if isinstance(event, e.WarmupFailed) else "",
     )

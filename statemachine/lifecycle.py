@@ -150,12 +150,14 @@ WARMUP_TABLE: Final[Mapping[Warmth, Mapping[type[e.Event], Warmth]]] = {
         e.WarmupStarted: Warmth.WARMING,
         e.WorkerReady: Warmth.STALE,
         e.NodePooled: Warmth.STALE,
+        e.RecordingMade: Warmth.STALE,
     },
     Warmth.STALE: {e.WarmupStarted: Warmth.WARMING},
     Warmth.FAILED: {e.WarmupStarted: Warmth.WARMING},
 }
 """A new training process (`WorkerReady`) has rehearsed nothing, and a node that returns to the
-pool was used for something else since: what was warm is stale."""
+pool was used for something else since: what was warm is stale. So is what was rehearsed with
+another recording than the job's present one."""
 
 
 def next_node_state(state: NodeState, kind: type[e.Event]) -> NodeState:

@@ -34,6 +34,16 @@ class Patience(Struct, frozen=True, kw_only=True, omit_defaults=True):
     silence_s: float = 2.0
 
 
+class WarmupCaps(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rehearsal may take before it is given up; zero: without limit.
+
+    `memory_bytes` is of the whole process, resident.
+    """
+
+    deadline_s: float = 0.0
+    memory_bytes: int = 0
+
+
 class Hello(Message, frozen=True, tag=True):
     """First word of the agent: who this node is, and the job it serves."""
 
@@ -42,13 +52,18 @@ class Hello(Message, frozen=True, tag=True):
     declared: JobDeclared
     secret_path: str
     patience: Patience = Patience()
+    caps: WarmupCaps = WarmupCaps()
+    recordings: str = ""
+    """Folder for recordings of the job's groups; empty: nothing is recorded."""
 
 
 class Rehearse(Message, frozen=True, tag=True):
-    """Rehearse a role in the sandbox."""
+    """Rehearse a role in the sandbox, with what was recorded, which these nodes have."""
 
     job: JobId
     role: Role
+    recording: str = ""
+    recording_from: tuple[Holder, ...] = ()
 
 
 class Prepare(Message, frozen=True, tag=True):
@@ -115,6 +130,21 @@ class Ready(Message, frozen=True, tag=True):
     transfer_port: int
     digest: str
     state_bytes: int
+    records: bool = False
+
+
+class Recorded(Message, frozen=True, tag=True):
+    """One step's answers of the cross-machine groups were recorded, or why they could not be."""
+
+    job: JobId
+    role: Role
+    recording: str = ""
+    digest: str = ""
+    step: int = 0
+    nbytes: int = 0
+    tensors: int = 0
+    took_ms: float = 0.0
+    failure: str = ""
 
 
 class Rehearsed(Message, frozen=True, tag=True):
@@ -127,6 +157,8 @@ class Rehearsed(Message, frozen=True, tag=True):
     steady_step_ms: float = 0.0
     took_ms: float = 0.0
     failure: str = ""
+    recording: str = ""
+    allocate_bytes: int = 0
 
 
 class PeerGone(Message, frozen=True, tag=True):
@@ -221,6 +253,7 @@ class Finished(Message, frozen=True, tag=True):
 ToWorker = Hello | Rehearse | Prepare | Commit | Cancel | Release | Stop
 FromWorker = (
     Ready
+    | Recorded
     | Rehearsed
     | PeerGone
     | PeerSilent

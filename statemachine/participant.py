@@ -183,7 +183,13 @@ def on_orders(me: Participant, orders: Orders) -> Outcome:
     if me.ready is not None and wanted != me.rehearsing:
         me = replace(me, rehearsing=wanted)
         if orders.rehearse and orders.state is NodeState.WARMING:
-            told.append(Tell(m.Rehearse(job=orders.job, role=wanted[0])))
+            rehearse = m.Rehearse(
+                job=orders.job,
+                role=wanted[0],
+                recording=orders.recording,
+                recording_from=orders.recording_from,
+            )
+            told.append(Tell(rehearse))
     if orders.sweep is not None:
         for name in orders.rounds:
             mark = (int(orders.sweep.sweep), name)
@@ -201,6 +207,8 @@ def on_message(me: Participant, said: m.FromWorker) -> Outcome:
     match said:
         case m.Ready():
             return _on_ready(me, said)
+        case m.Recorded():
+            return me, (Submit(_recorded(me, said)),)
         case m.Rehearsed():
             return _on_rehearsed(me, said)
         case m.PeerGone():
@@ -234,6 +242,7 @@ def _on_ready(me: Participant, said: m.Ready) -> Outcome:
         pid=said.pid,
         digest=said.digest,
         state_bytes=said.state_bytes,
+        records=said.records,
     )
     return replace(me, ready=said), (Submit(fact),)
 
@@ -248,6 +257,8 @@ def _on_rehearsed(me: Participant, said: m.Rehearsed) -> Outcome:
         first_step_ms=said.first_step_ms,
         steady_step_ms=said.steady_step_ms,
         took_ms=said.took_ms,
+        recording=said.recording,
+        allocate_bytes=said.allocate_bytes,
     )
     if said.failure:
         fact = e.WarmupFailed(
@@ -258,6 +269,22 @@ def _on_rehearsed(me: Participant, said: m.Rehearsed) -> Outcome:
             reason=said.failure,
         )
     return me, (Submit(fact),)
+
+
+def _recorded(me: Participant, said: m.Recorded) -> e.RecordingMade:
+    return e.RecordingMade(
+        node=me.node,
+        incarnation=me.incarnation,
+        job=said.job,
+        role=said.role,
+        recording=said.recording,
+        digest=said.digest,
+        step=said.step,
+        nbytes=said.nbytes,
+        tensors=said.tensors,
+        took_ms=said.took_ms,
+        failure=said.failure,
+    )
 
 
 def _reset(me: Participant, said: m.PeerGone) -> e.PeerReset:

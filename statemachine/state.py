@@ -17,6 +17,7 @@ from statemachine.events import (
     CertificateIssued,
     GroupBroken,
     JobDeclared,
+    RecordingMade,
     SweepRequested,
     SweepRoundFinished,
     TransitionApplied,
@@ -55,6 +56,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True, gc=False):
     warmth: Warmth
     since_at_ms: int
     digest: str = ""
+    recording: str = ""
     first_step_ms: float = 0.0
     reason: str = ""
 
@@ -213,6 +215,8 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     last_transition: TransitionId = TransitionId(0)
     cooldown_until_ms: int = 0
     finished_nodes: HashTrieMap[NodeId, int] = field(default_factory=HashTrieMap)
+    recordings: HashTrieMap[Role, RecordingMade] = field(default_factory=HashTrieMap)
+    """What each role is rehearsed with, since this launch."""
     finished: bool = False
     launched: bool = False
     """Whether the job runs, or ran until its slots were lost; false again once it is restarted."""

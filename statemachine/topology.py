@@ -13,7 +13,7 @@ from statemachine.errors import EventCorrupt
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot, TransitionId
 from statemachine.lifecycle import NodeState, Phase, Warmth
-from statemachine.state import FleetState, Job, Node, Transition
+from statemachine.state import FleetState, Job, Node, Rehearsal, Transition
 from statemachine.sweep import REFERENCE, TOGETHER
 from statemachine.transition import target_members
 
@@ -78,6 +78,10 @@ class Orders(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rehearse_since_ms: int = 0
     """Tells a rehearsal from an earlier one of the same role: a node may have missed what was
     between."""
+    recording: str = ""
+    """What to rehearse with; empty if nothing was recorded."""
+    recording_from: tuple[Holder, ...] = ()
+    """Who has it, the maker first; their slot is -1."""
     sweep: e.SweepRequested | None = None
     rounds: tuple[str, ...] = ()
     """Rounds of the sweep that this node shall measure now, as subject or as partner."""
@@ -188,6 +192,7 @@ def orders_of(state: FleetState, node: Node) -> Orders:
     """A node's orders by the fold."""
     under_way = node.rehearsals if node.state is NodeState.WARMING else ()
     rehearse = next((r for r in under_way if r.warmth is Warmth.WARMING), None)
+    made = _recording_of(state, node, rehearse)
     sweep, rounds = _sweep_part(state, node)
     return Orders(
         node=node.node,
@@ -197,9 +202,35 @@ def orders_of(state: FleetState, node: Node) -> Orders:
         job=node.job,
         rehearse=rehearse.role if rehearse is not None else "",
         rehearse_since_ms=rehearse.since_at_ms if rehearse is not None else 0,
+        recording=made.recording if made is not None else "",
+        recording_from=_who_has(state, made) if made is not None else (),
         sweep=sweep,
         rounds=rounds,
     )
+
+
+def _recording_of(
+    state: FleetState, node: Node, under_way: Rehearsal | None
+) -> e.RecordingMade | None:
+    job = state.jobs.get(node.job)
+    if job is None or under_way is None:
+        return None
+    return job.recordings.get(under_way.role)
+
+
+GIVERS_MAX = 4
+"""How many nodes that have a recording are named: the maker, and some in case it is gone."""
+
+
+def _who_has(state: FleetState, made: e.RecordingMade) -> tuple[Holder, ...]:
+    """Where a recording may be fetched: from its maker, and from who rehearsed with it."""
+    names = [made.node] if state.current(made.node, made.incarnation) is not None else []
+    for name in sorted(state.pool):
+        entry = state.nodes[name].rehearsal(made.job, made.role)
+        if entry is not None and made.recording and entry.recording == made.recording:
+            names.append(name)
+    found = (_holders(state, {Slot(-1): name}) for name in dict.fromkeys(names[:GIVERS_MAX]))
+    return tuple(holder for one in found for holder in one)
 
 
 def _sweep_part(state: FleetState, node: Node) -> tuple[e.SweepRequested | None, tuple[str, ...]]:
