@@ -14,20 +14,35 @@ from controlplane.cli.failing import run_to_exit
 
 VERBS: Final = {
     "agent": ("controlplane.cli.agent", "agent", "Run one node: its agent and training process."),
+    "at": ("controlplane.cli.postmortem", "at", "The fleet as a log says it was at a moment."),
     "controller": ("controlplane.cli.controller", "controller", "Lead a fleet, or stand by to."),
     "demo": ("controlplane.cli.demo", "demo", "Train, lose a machine, go on; on this machine."),
+    "diff": ("controlplane.cli.postmortem", "diff", "What differs between two moments of a log."),
     "drain": ("controlplane.cli.acts", "drain", "Take a node out at the next step boundary."),
     "explain": ("controlplane.cli.explain", "explain", "Why something happened, from the log."),
+    "init": ("controlplane.cli.init", "init", "Certificates, users and roles for a fleet."),
     "job": ("controlplane.cli.job", "job", "Declare jobs."),
     "log": ("controlplane.cli.log", "log", "Read, verify, archive the event log."),
     "nodes": ("controlplane.cli.status", "nodes", "Every node: state, slot, warm-up, verdict."),
     "pause": ("controlplane.cli.acts", "pause", "Stop acting on verdicts until resumed."),
     "quarantine": ("controlplane.cli.acts", "quarantine", "Take a node out and keep it out."),
     "release": ("controlplane.cli.acts", "release", "Give a drained or quarantined node back."),
+    "replay": (
+        "controlplane.cli.postmortem",
+        "replay",
+        "Fold a log and say in short what happened.",
+    ),
+    "report": ("controlplane.cli.postmortem", "report", "A log as one HTML page."),
     "resume": ("controlplane.cli.acts", "resume", "Act on verdicts again."),
     "status": ("controlplane.cli.status", "status", "The fleet now: jobs, nodes, transition."),
     "sweep": ("controlplane.cli.acts", "sweep", "Measure a node beside the run."),
     "switchover": ("controlplane.cli.acts", "switchover", "Replace the node in a slot."),
+    "timeline": (
+        "controlplane.cli.postmortem",
+        "timeline",
+        "Incidents of a log, and where the time went.",
+    ),
+    "trace": ("controlplane.cli.postmortem", "trace", "A log as a trace for Perfetto."),
 }
 """Verb -> module, name in it, and one line of help."""
 
