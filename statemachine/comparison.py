@@ -1,36 +1,65 @@
 """One round: windows of nodes in the same role of the same job, compared with each other.
 
-What belongs here: from one window per node to evidence per node. No memory of earlier rounds but
-one series, how noisy they were; no verdicts (`judgement`).
+What belongs here: from one window per node to evidence per node, in each aspect. No memory of
+earlier rounds but one series per aspect, how noisy they were; no verdicts (`judgement`).
 
 Theory of operation. In synchronous training all ranks finish a step together, so step times say
 nothing about who is slow. A straggler *works* long while its peers *wait*, and waits little
 itself. Work and waiting are timed apart; a window accuses only if both say the same. Windows are
 paired by the steps they cover, never by the clocks of the nodes.
+
+Three aspects are compared, each with a noise of its own. The median step (`STEADY`) is blind to
+what happens to a few steps, good or bad; the mean step (`WHOLE`) sees a node that is slow in every
+fifth step, and needs more windows to tell it from a hiccup; links (`LINK`) are compared in pairs,
+see `pairs`.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from math import fsum, log, sqrt
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from statemachine.attribution import cause_of, hardware_speaks
 from statemachine.detector_policy import DetectorPolicy
 from statemachine.ids import NodeId
-from statemachine.vitals import CPU_MS, STEP_MS, TRAINING, WAIT_MS, WORK_MS, Vitals, median
+from statemachine.pairs import Pairs, pairs_of
+from statemachine.vitals import (
+    CPU_MS,
+    LINK_MBPS,
+    STEP_MS,
+    TRAINING,
+    WAIT_MS,
+    WORK_MS,
+    Metric,
+    Vitals,
+    median,
+)
 
-_ALONE_MAX: Final = 32  # above so many peers, a node's own value does not move their median
 _LEAST_MS: Final = 1e-6  # peers whose clocks saw no processor time at all
 _MAD_TO_SIGMA: Final = 1.4826
 _SMALL_SAMPLE: Final = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129}
 _MEDIAN_VARIANCE: Final = 1.571  # pi / 2: variance of a median over that of a mean
 
 
+class Aspect(StrEnum):
+    """In which respect nodes are compared."""
+
+    STEADY = "steady"
+    """Own work in the median step."""
+    WHOLE = "whole"
+    """Own work in the mean step."""
+    LINK = "link"
+    """What its connections carry per second."""
+
+
 class Reading(Struct, frozen=True, kw_only=True):
     """One indicator in one window: own value, the peers' median, a score.
 
-    The score of work is standard deviations of noise; of any other, the share of the excess work
-    that it shows: in milliseconds for waiting, relative to the peers' for processor time.
+    The score of work and of links is standard deviations of noise; of any other, the share of the
+    excess work that it shows: in milliseconds for waiting, relative to the peers' for the rest.
     """
 
     metric: str
@@ -40,37 +69,60 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
-    """What one window says about one node.
+    """What one window says about one node in one aspect.
 
-    `ratio` is its work over its peers' median; `effect` the share by which all steps are longer
-    because of it; `sigma` the relative noise of `ratio`; `accuses` when enough indicators spoke and
-    none against.
+    `ratio` is how many times worse than its peers' median it is; `share` the part of a step that
+    the ratio applies to (1: own work is judged by itself); `effect` the share by which all steps
+    are longer because of it; `sigma` the relative noise of `ratio`; `accuses` when enough
+    indicators spoke and none against; `cause` what the fault looks like.
     """
 
     window: int
     ratio: float
     sigma: float
     peers: int
+    share: float = 1.0
     effect: float = 0.0
     accuses: bool = False
     readings: tuple[Reading, ...] = ()
+    cause: str = ""
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
-    """Outcome of one round: evidence by node, and who was left out and why.
+class View(Struct, frozen=True, kw_only=True):
+    """One aspect of a round: evidence by node, the median of all, the noise of this round alone."""
 
-    `work_ms` is the median work of all, `noise` the relative noise of work in this round alone;
-    both are 0 when there was nothing to compare.
-    """
-
-    evidence: dict[NodeId, Evidence]
-    left_out: dict[NodeId, str]
-    work_ms: float = 0.0
+    evidence: dict[NodeId, Evidence] = field(default_factory=dict)
+    middle: float = 0.0
     noise: float = 0.0
 
 
+class Comparison(Struct, frozen=True, kw_only=True):
+    """Outcome of one round: its views, who was left out and why, and what is nobody's fault."""
+
+    views: dict[Aspect, View]
+    left_out: dict[NodeId, str]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def evidence(self) -> dict[NodeId, Evidence]:
+        """Evidence by the median step."""
+        return self.views[Aspect.STEADY].evidence
+
+    @property
+    def work_ms(self) -> float:
+        """Median work of all in the median step; 0 when there was nothing to compare."""
+        return self.views[Aspect.STEADY].middle
+
+    @property
+    def noise(self) -> float:
+        """Relative noise of the median step in this round alone."""
+        return self.views[Aspect.STEADY].noise
+
+
 def compare(
-    windows: Mapping[NodeId, Vitals], earlier_noise: Sequence[float], policy: DetectorPolicy
+    windows: Mapping[NodeId, Vitals],
+    earlier_noise: Mapping[Aspect, Sequence[float]],
+    policy: DetectorPolicy,
 ) -> Comparison:
     """Compare one window of each node with those of its peers.
 
@@ -82,31 +134,58 @@ def compare(
     left_out |= dict.fromkeys(strays, "it covers other steps than its peers")
     if len(fit) <= policy.peers_min:
         few = f"{len(fit)} comparable, {policy.peers_min + 1} needed"
-        return Comparison(
-            evidence={}, left_out=left_out | dict.fromkeys((v.node for v in fit), few)
-        )
-    columns = {name: _Column(fit, name) for name in (WORK_MS, WAIT_MS, CPU_MS, STEP_MS)}
-    work = columns[WORK_MS]
-    noise = _noise(list(work.values.values()))
-    series = [*earlier_noise, noise]
-    between_two = max(policy.noise_floor, fsum(series) / len(series))
-    sigma = between_two * sqrt(1 + _MEDIAN_VARIANCE / (len(fit) - 1))
-    evidence = {vitals.node: _evidence(vitals, columns, sigma, policy) for vitals in fit}
-    return Comparison(evidence=evidence, left_out=left_out, work_ms=work.all_median, noise=noise)
+        left_out |= dict.fromkeys((v.node for v in fit), few)
+        return Comparison(views=dict.fromkeys(Aspect, View()), left_out=left_out)
+    pairs = pairs_of(fit)
+    return Comparison(
+        views={
+            Aspect.STEADY: _work(fit, _p50, earlier_noise.get(Aspect.STEADY, ()), policy),
+            Aspect.WHOLE: _work(fit, _mean, earlier_noise.get(Aspect.WHOLE, ()), policy),
+            Aspect.LINK: _links(fit, pairs, earlier_noise.get(Aspect.LINK, ()), policy),
+        },
+        left_out=left_out,
+        remarks=pairs.remarks(policy.link_watch_ratio),
+    )
 
 
-class _Column:
-    """One metric of all compared nodes, and its median over the peers of any one of them."""
+# --- columns ----------------------------------------------------------------------------------
 
-    def __init__(self, fit: Sequence[Vitals], metric: str) -> None:
-        self.metric = metric
-        self.values = {v.node: read.p50 for v in fit if (read := v.measured(metric))}
-        self.all_median = median(list(self.values.values())) if self.values else 0.0
+
+def _p50(metric: Metric) -> float:
+    return metric.p50
+
+
+def _mean(metric: Metric) -> float:
+    return metric.mean
+
+
+class Column:
+    """One number of all compared nodes, and its median over the peers of any one of them."""
+
+    def __init__(self, values: Mapping[NodeId, float]) -> None:
+        self.values = values
+        self._ordered = sorted(values.values())
+        self.all_median = _middle(self._ordered)
+
+    @classmethod
+    def of(
+        cls, fit: Sequence[Vitals], metric: str, statistic: Callable[[Metric], float]
+    ) -> "Column":
+        """Take one statistic of one metric, where it was measured."""
+        return cls({v.node: statistic(read) for v in fit if (read := v.measured(metric))})
 
     def peers_median(self, node: NodeId) -> float:
-        if len(self.values) > _ALONE_MAX:
+        """The median of all but `node`; of all where that is the only one."""
+        ordered = self._ordered
+        if len(ordered) < 2:
             return self.all_median
-        return median([value for other, value in self.values.items() if other != node])
+        left_out = bisect_left(ordered, self.values[node])
+        upper = (len(ordered) - 1) // 2
+        high = ordered[upper + (upper >= left_out)]
+        if len(ordered) % 2 == 0:
+            return high
+        low = ordered[upper - 1 + (upper - 1 >= left_out)]
+        return (low + high) / 2
 
     def beside_peers(self, node: NodeId, peers_min: int) -> tuple[float, float] | None:
         """Return a node's value and its peers' median; None where too few measured it."""
@@ -115,19 +194,73 @@ class _Column:
             return None
         return own, self.peers_median(node)
 
+    def noise(self) -> float:
+        """Relative noise between nodes, robust against a few that are off."""
+        middle = max(self.all_median, _LEAST_MS)
+        values = [max(value, _LEAST_MS) for value in self._ordered]
+        return spread([log(value / middle) for value in values])
 
-def _evidence(
-    vitals: Vitals, columns: Mapping[str, _Column], sigma: float, policy: DetectorPolicy
-) -> Evidence:
-    node, work = vitals.node, columns[WORK_MS]
+
+def spread(deviations: Sequence[float]) -> float:
+    """Standard deviation around zero by the median of sizes, corrected for few of them."""
+    count = len(deviations)
+    size = _middle(sorted(map(abs, deviations)))
+    return _MAD_TO_SIGMA * _SMALL_SAMPLE.get(count, count / (count - 0.8)) * size
+
+
+def _middle(ordered: Sequence[float]) -> float:
+    count = len(ordered)
+    if not count:
+        return 0.0
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+
+
+def _sigma(noise: float, earlier: Sequence[float], count: int, floor: float) -> float:
+    """Relative noise of one node's value over the median of the others."""
+    between_two = max(floor, (fsum(earlier) + noise) / (len(earlier) + 1))
+    return between_two * sqrt(1 + _MEDIAN_VARIANCE / (count - 1))
+
+
+# --- own work ---------------------------------------------------------------------------------
+
+
+class _Round(Struct, frozen=True, kw_only=True):
+    """What the evidence about one node is told from."""
+
+    fit: Sequence[Vitals]
+    work: Column
+    wait: Column
+    cpu: Column
+    step: Column
+    sigma: float
+    policy: DetectorPolicy
+
+
+def _work(
+    fit: Sequence[Vitals],
+    statistic: Callable[[Metric], float],
+    earlier: Sequence[float],
+    policy: DetectorPolicy,
+) -> View:
+    columns = [Column.of(fit, name, statistic) for name in (WORK_MS, WAIT_MS, CPU_MS, STEP_MS)]
+    work, wait, cpu, step = columns
+    noise = work.noise()
+    sigma = _sigma(noise, earlier, len(fit), policy.noise_floor)
+    this = _Round(fit=fit, work=work, wait=wait, cpu=cpu, step=step, sigma=sigma, policy=policy)
+    evidence = {vitals.node: _evidence(vitals, this) for vitals in fit}
+    return View(evidence=evidence, middle=work.all_median, noise=noise)
+
+
+def _evidence(vitals: Vitals, this: _Round) -> Evidence:
+    node, work, policy, sigma = vitals.node, this.work, this.policy, this.sigma
     own, usual = work.values[node], work.peers_median(node)
     ratio, excess = own / usual, own - usual
     peers = len(work.values) - 1
     if min(ratio, own / work.all_median) < policy.watch_ratio:  # no majority can be slow
         return Evidence(window=vitals.window, ratio=ratio, sigma=sigma, peers=peers)
     works = Reading(metric=WORK_MS, value=own, peers_median=usual, score=log(ratio) / sigma)
-    others, contradicted = _witnesses(node, columns, works, policy)
-    step = columns[STEP_MS].values.get(node, own)
+    others, contradicted = _witnesses(vitals, works, this)
+    step = this.step.values.get(node, own)
     effect = excess / max(step - excess, usual)
     enough = 1 + len(others) >= policy.indicators_min and effect >= policy.effect_min
     return Evidence(
@@ -138,37 +271,107 @@ def _evidence(
         effect=effect,
         accuses=enough and not contradicted,
         readings=(works, *others),
+        cause=cause_of(vitals, this.fit),
     )
 
 
-def _witnesses(
-    node: NodeId, columns: Mapping[str, _Column], works: Reading, policy: DetectorPolicy
-) -> tuple[list[Reading], bool]:
+def _witnesses(vitals: Vitals, works: Reading, this: _Round) -> tuple[list[Reading], bool]:
     """Return what bears long work out, and whether waiting contradicts it.
 
     Waiting is compared in milliseconds: peers wait for as long as the node works longer. Processor
     time is compared as a ratio: where others want the processors too, both work and the excess of
     work take several times as long as the processor time in them. If it does not show the excess,
-    it contradicts nothing: a device that throttles takes long without it.
+    it contradicts nothing: a device that throttles takes long without it. So do its own gauges,
+    which speak where they are off in the direction in which the work is.
     """
+    node, policy = vitals.node, this.policy
     spoke: list[Reading] = []
     contradicted = False
-    if waits := columns[WAIT_MS].beside_peers(node, policy.peers_min):
+    if waits := this.wait.beside_peers(node, policy.peers_min):
         share = (waits[1] - waits[0]) / (works.value - works.peers_median)
         contradicted = share < policy.wait_share_min
         if not contradicted:
             spoke.append(_reading(WAIT_MS, waits, share))
-    if burns := columns[CPU_MS].beside_peers(node, policy.peers_min):
+    if burns := this.cpu.beside_peers(node, policy.peers_min):
         excess = (burns[0] - burns[1]) / max(burns[1], _LEAST_MS)
         share = excess / (works.value / works.peers_median - 1)
         if share >= policy.cpu_share_min:
             spoke.append(_reading(CPU_MS, burns, share))
+    for metric, value, usual, score in hardware_speaks(vitals, this.fit):
+        spoke.append(_reading(metric, (value, usual), score))
     return spoke, contradicted
 
 
 def _reading(metric: str, beside: tuple[float, float], score: float) -> Reading:
     own, peers = beside
     return Reading(metric=metric, value=own, peers_median=peers, score=score)
+
+
+# --- links ------------------------------------------------------------------------------------
+
+
+def _links(
+    fit: Sequence[Vitals], pairs: Pairs, earlier: Sequence[float], policy: DetectorPolicy
+) -> View:
+    """Compare what nodes' connections carry: a node is as fast as its fastest connection.
+
+    Whoever waits least in a round waits for nobody, only for what it is sent: that is the share of
+    a step that slow links make longer.
+    """
+    rates = Column({v.node: rate for v in fit if (rate := pairs.best(v.node)) is not None})
+    if len(rates.values) <= policy.peers_min:
+        return View()
+    noise = rates.noise()
+    sigma = _sigma(noise, earlier, len(rates.values), policy.link_noise_floor)
+    waits, steps = Column.of(fit, WAIT_MS, _p50), Column.of(fit, STEP_MS, _p50)
+    exchange_ms = min(waits.values.values(), default=0.0)
+    share = min(1.0, exchange_ms / steps.all_median) if steps.all_median > 0 else 0.0
+    evidence = {}
+    for vitals in fit:
+        if vitals.node not in rates.values:
+            continue
+        usual, own = rates.peers_median(vitals.node), rates.values[vitals.node]
+        ratio, effect = usual / own, lengthened(usual / own, share) - 1
+        slow_to = pairs.slow_reports(vitals.node, usual / policy.link_watch_ratio)
+        accuses = min(ratio, rates.all_median / own) >= policy.link_watch_ratio
+        accuses = accuses and effect >= policy.effect_min and len(slow_to) >= policy.indicators_min
+        evidence[vitals.node] = Evidence(
+            window=vitals.window,
+            ratio=ratio,
+            sigma=sigma,
+            peers=len(rates.values) - 1,
+            share=share,
+            effect=effect,
+            accuses=accuses,
+            readings=_link_readings(slow_to, own, usual, sigma) if accuses else (),
+            cause="communication: its links" if accuses else "",
+        )
+    return View(evidence=evidence, middle=rates.all_median, noise=noise)
+
+
+def lengthened(ratio: float, share: float) -> float:
+    """How many times as long a step takes if `share` of it takes `ratio` times as long."""
+    return 1 / max(1e-3, 1 - share * (1 - 1 / ratio))
+
+
+def _link_readings(
+    slow_to: Mapping[NodeId, float], own: float, usual: float, sigma: float
+) -> tuple[Reading, ...]:
+    """The node's rate, then what each who measured it independently says."""
+    works = Reading(metric=LINK_MBPS, value=own, peers_median=usual, score=log(usual / own) / sigma)
+    said = [
+        Reading(
+            metric=f"{LINK_MBPS}.{reporter}",
+            value=rate,
+            peers_median=usual,
+            score=log(usual / rate) / sigma,
+        )
+        for reporter, rate in sorted(slow_to.items())[:4]
+    ]
+    return (works, *said)
+
+
+# --- what can be compared ---------------------------------------------------------------------
 
 
 def _unfit(vitals: Vitals, policy: DetectorPolicy) -> str:
@@ -191,11 +394,3 @@ def _same_steps(fit: Sequence[Vitals]) -> tuple[list[Vitals], list[NodeId]]:
     same = [v for v in fit if v.last_step > first and v.last_step - v.steps < last]
     kept = {vitals.node for vitals in same}
     return same, [vitals.node for vitals in fit if vitals.node not in kept]
-
-
-def _noise(work: Sequence[float]) -> float:
-    """Estimate the relative noise of work between nodes, robust against a few slow ones."""
-    middle = median(work)
-    deviation = median([abs(log(value / middle)) for value in work])
-    count = len(work)
-    return _MAD_TO_SIGMA * _SMALL_SAMPLE.get(count, count / (count - 0.8)) * deviation

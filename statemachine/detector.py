@@ -9,10 +9,11 @@ Theory of operation.
    each; it closes when all that were in the last round have reported, when one reports twice, or
    when a window begins at a later step than any of the round ended at. So windows of the same
    steps are compared as they arrive, whatever the nodes' clocks say.
-2. *Evidence*: a round says of each node by which ratio it worked longer than its peers, and
-   whether the indicators agree. A window that cannot be read is no evidence, for or against.
-3. *Sustained*: a verdict needs windows in a row that accuse (one in four may be silent), whose
-   median ratio reaches its tier and stands out of the noise of the last rounds.
+2. *Evidence*: a round says of each node, in each aspect, by which ratio it is worse than its
+   peers, and whether the indicators agree. A window that cannot be read is no evidence, for or
+   against.
+3. *Sustained*: a verdict needs windows in a row that accuse (one in four may be silent), or many
+   windows of which a good part does; their ratio reaches its tier and stands out of the noise.
 4. *Hysteresis*: a verdict falls only when more windows than that are near the peers again, or when
    it expires without confirmation. A worse verdict replaces a milder one, never the reverse.
 5. A slowdown of all shows as no ratio at all: it is noted, and flags nobody.
@@ -20,17 +21,18 @@ Theory of operation.
 
 from __future__ import annotations  # rpds maps take no subscript at run time
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
 from rpds import HashTrieMap, HashTrieSet
 
-from statemachine.comparison import Comparison, Evidence, compare
+from statemachine.comparison import Aspect, Comparison, compare, spread
 from statemachine.detector_policy import DetectorPolicy
 from statemachine.events import VerdictIssued
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role
-from statemachine.judgement import VERSION, Case, Judgement, expired, judge
+from statemachine.judgement import VERSION, Case, Judgement, Trace, expired, judge
 from statemachine.vitals import Vitals, median
 
 __all__ = ["VERSION", "DetectorPolicy", "DetectorState", "Judgement", "Observation"]
@@ -38,7 +40,7 @@ __all__ += ["observe", "restored"]
 
 
 class Record(Struct, frozen=True, kw_only=True):
-    """What is remembered of one node: its place, its last window, its last evidence.
+    """What is remembered of one node: its place, its last window, what its windows said.
 
     `fresh` counts its windows since it joined or the epoch changed.
     """
@@ -49,7 +51,7 @@ class Record(Struct, frozen=True, kw_only=True):
     epoch: Epoch
     window: int
     fresh: int = 1
-    evidence: tuple[Evidence, ...] = ()
+    traces: Mapping[Aspect, Trace] = MappingProxyType({})
 
 
 class Cohort(Struct, frozen=True, kw_only=True):
@@ -62,7 +64,7 @@ class Cohort(Struct, frozen=True, kw_only=True):
     last_step: int = -1
     gathered: HashTrieMap[NodeId, Vitals] = HashTrieMap()
     awaited: HashTrieSet[NodeId] = HashTrieSet()
-    noise: tuple[float, ...] = ()
+    noise: Mapping[Aspect, tuple[float, ...]] = MappingProxyType({})
     pace_ms: tuple[float, ...] = ()
 
 
@@ -184,8 +186,31 @@ def _recorded(before: Record | None, vitals: Vitals, policy: DetectorPolicy) -> 
     return replace(
         record,
         fresh=before.fresh + 1 if before.epoch == record.epoch else 1,
-        evidence=before.evidence if missing <= policy.gap_windows_max else (),
+        traces=before.traces if missing <= policy.gap_windows_max else {},
     )
+
+
+_NO_TRACE = Trace()
+
+
+class _Scatter:
+    """How far the means of the nodes of a cohort are apart; computed only where it is asked for."""
+
+    def __init__(self, traces: Mapping[NodeId, Mapping[Aspect, Trace]]) -> None:
+        self._traces = traces
+        self._known: dict[tuple[Aspect, int], float] = {}
+
+    def of(self, aspect: Aspect, windows: int) -> float:
+        """Robust standard deviation of the mean log ratio of so many windows; 0 for one node."""
+        key = (aspect, windows)
+        if key not in self._known:
+            means = [
+                trace.mean(windows)
+                for traces in self._traces.values()
+                if (trace := traces.get(aspect)) is not None and len(trace.logs) >= windows
+            ]
+            self._known[key] = spread(means) if len(means) > 1 else 0.0
+        return self._known[key]
 
 
 class _Rounds:
@@ -213,6 +238,7 @@ class _Rounds:
         settled = {n: v for n, v in cohort.gathered.items() if n not in set(fresh)}
         comparison = compare(settled, cohort.noise, self.policy)
         self._note(dict.fromkeys(fresh, "it, or its epoch, is new") | comparison.left_out)
+        self.notes += [f"{self.key[0]}/{self.key[1]}: {said}" for said in comparison.remarks]
         self._note_common_mode(cohort, comparison)
         following = self._next_round(cohort, comparison)
         state = replace(state, cohorts=state.cohorts.insert(self.key, following))
@@ -220,25 +246,31 @@ class _Rounds:
 
     def _next_round(self, cohort: Cohort, comparison: Comparison) -> Cohort:
         """Await whoever was in this round; remember its noise and pace."""
-        noise, pace_ms = cohort.noise, cohort.pace_ms
+        noise, pace_ms = dict(cohort.noise), cohort.pace_ms
+        kept = self.policy.rounds_remembered - 1
+        for aspect, view in comparison.views.items():
+            if view.evidence:
+                noise[aspect] = (*noise.get(aspect, ())[-kept:], view.noise)
         if comparison.evidence:
-            kept = self.policy.rounds_remembered - 1
-            noise = (*noise[-kept:], comparison.noise)
             pace_ms = (*pace_ms[-kept:], comparison.work_ms)
         awaited = HashTrieSet(cohort.gathered.keys())
         return Cohort(epoch=cohort.epoch, awaited=awaited, noise=noise, pace_ms=pace_ms)
 
     def _judge(self, state: DetectorState, comparison: Comparison) -> DetectorState:
         records, standing = state.records, state.standing
-        for node, evidence in comparison.evidence.items():
+        traces = {
+            node: self._traced(records[node], node, comparison) for node in comparison.evidence
+        }
+        scatter = _Scatter(traces)
+        for node, kept in traces.items():
             before = records[node]
-            kept = (*before.evidence, evidence)[-self.policy.windows_to_clear :]
-            records = records.insert(node, replace(before, evidence=kept))
+            records = records.insert(node, replace(before, traces=kept))
             case = Case(
                 node=node,
                 incarnation=before.incarnation,
                 job=before.job,
-                evidence=kept,
+                traces=kept,
+                scatter=scatter.of,
                 standing=standing.get(node),
             )
             judgement = judge(case, self.now_ms, self.policy)
@@ -250,6 +282,16 @@ class _Rounds:
             else:
                 standing = standing.remove(node)
         return replace(state, records=records, standing=standing)
+
+    def _traced(
+        self, record: Record, node: NodeId, comparison: Comparison
+    ) -> Mapping[Aspect, Trace]:
+        """A node's traces with this round added, in every aspect that it was compared in."""
+        return {
+            aspect: record.traces.get(aspect, _NO_TRACE).after(view.evidence[node], self.policy)
+            for aspect, view in comparison.views.items()
+            if node in view.evidence
+        }
 
     def _note(self, left_out: dict[NodeId, str]) -> None:
         job, role = self.key

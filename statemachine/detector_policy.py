@@ -67,6 +67,29 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
     z_min_backed: float = 3.5
     """The same where a third indicator, such as processor time, speaks as well."""
 
+    # The same over many windows: what noise hides in a few, it does not hide in many.
+
+    windows_long: tuple[int, ...] = (24, 48, 96)
+    """Windows over which a mean ratio is judged as well, shortest first; for slowdowns that noise
+    hides, that come and go, or that creep. None: only windows in a row convict."""
+
+    long_share_min: float = 0.35
+    """Share of those windows, and of the last quarter of them, that must accuse."""
+
+    long_suspect_ratio: float = 1.035
+    """Mean ratio over them from which a node is watched."""
+
+    z_min_long: float = 5.0
+    """Standard deviations by which their mean must stand out, of the noise and of the scatter of
+    the peers' own means alike."""
+
+    link_watch_ratio: float = 1.15
+    """How many times slower than its peers' a node's fastest connection is, from which it may
+    accuse."""
+
+    link_noise_floor: float = 0.04
+    """Least relative noise between the rates of equal nodes that is believed."""
+
     noise_floor: float = 0.015
     """Least relative noise between equal nodes that is believed, however even they look."""
 
@@ -104,6 +127,12 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
                 if getattr(self, low) > getattr(self, high):
                     numbers = f"{getattr(self, low)} > {getattr(self, high)}"
                     raise BadPolicy(f"detector: {low} <= {high} does not hold: {numbers}")
+        if any(n <= 0 for n in self.windows_long) or list(self.windows_long) != sorted(
+            set(self.windows_long)
+        ):
+            raise BadPolicy(
+                f"detector: windows_long is {self.windows_long}; must be ascending, each above 0"
+            )
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise BadPolicy(f"detector: {name} is {getattr(self, name)}; at least {least}")
@@ -113,6 +142,8 @@ _ASCENDING: Final = (
     ("clear_ratio", "watch_ratio", "degraded_ratio", "faulty_ratio"),
     ("windows_to_suspect", "windows_to_judge", "windows_to_degrade", "windows_to_clear"),
     ("z_min_backed", "z_min"),
+    ("clear_ratio", "degraded_ratio"),
+    ("long_suspect_ratio", "degraded_ratio"),
 )
 
 _LEAST: Final = {
@@ -126,6 +157,11 @@ _LEAST: Final = {
     "windows_to_suspect": 1,
     "z_min_backed": 1.0,
     "noise_floor": 0.001,
+    "link_noise_floor": 0.001,
+    "link_watch_ratio": 1.01,
+    "long_share_min": 0.1,
+    "long_suspect_ratio": 1.01,
+    "z_min_long": 1.0,
     "rounds_remembered": 2,
     "grace_windows": 0,
     "gap_windows_max": 0,

@@ -306,6 +306,8 @@ class VerdictIssued(Event, frozen=True, tag=True):
     detector: str = ""
     expires_at_ms: int = 0
     by: str = ""
+    cause: str = ""
+    """What the fault looks like, such as ``compute: heat`` or ``communication: its links``."""
 
 
 class VerdictWithdrawn(Event, frozen=True, tag=True):
@@ -379,8 +381,24 @@ class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     pending: int = -1
 
 
+class ChangesDrafted(Event, frozen=True, tag=True):
+    """A part of a plan that is too large for one event; parts count from 1, the plan follows."""
+
+    job: JobId
+    transition: TransitionId
+    part: int
+    reason: str
+    changes: tuple[Change, ...] = ()
+    drops: tuple[Drop, ...] = ()
+
+
 class TransitionPlanned(Event, frozen=True, tag=True):
-    """Phase one begins: joiners and affected members prepare new links."""
+    """Phase one begins: joiners and affected members prepare new links.
+
+    `parts` counts the `ChangesDrafted` before it, which belong to it. Where `implied`, those who
+    must acknowledge are too many to list: they follow from the motive, the layout and the holders
+    at this position, by the rule of `transition.required_members`.
+    """
 
     job: JobId
     transition: TransitionId
@@ -395,6 +413,8 @@ class TransitionPlanned(Event, frozen=True, tag=True):
     considered: tuple[str, ...] = ()
     drops: tuple[Drop, ...] = ()
     givers: tuple[Giver, ...] = ()
+    parts: int = 0
+    implied: bool = False
 
 
 class TransitionPrepared(Event, frozen=True, tag=True):
@@ -430,12 +450,24 @@ class Handover(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     kind: str = "replica"
 
 
+class SourcesChosen(Event, frozen=True, tag=True):
+    """A part of the handovers of a commit that is too large for one event; parts count from 1, the
+    commit follows.
+    """
+
+    job: JobId
+    transition: TransitionId
+    part: int
+    reason: str
+    handovers: tuple[Handover, ...] = ()
+
+
 class TransitionCommitted(Event, frozen=True, tag=True):
     """Phase two: from here only forward. The new epoch is the job's epoch.
 
     For a parked job `resume_step` is the next step to run and `apply` lists the slots that must
     first apply the step before it; for a planned transition the vote chooses the boundary and
-    `resume_step` is -1.
+    `resume_step` is -1. `parts` counts the `SourcesChosen` before it, which belong to it.
     """
 
     job: JobId
@@ -446,6 +478,7 @@ class TransitionCommitted(Event, frozen=True, tag=True):
     handovers: tuple[Handover, ...]
     deadline_at_ms: int
     reason: str
+    parts: int = 0
 
 
 class TransitionApplied(Event, frozen=True, tag=True):
@@ -710,9 +743,11 @@ AnyEvent = (
     | VerdictIssued
     | VerdictWithdrawn
     | ActWithheld
+    | ChangesDrafted
     | TransitionPlanned
     | TransitionPrepared
     | TransitionRefused
+    | SourcesChosen
     | TransitionCommitted
     | TransitionApplied
     | TransitionFinished

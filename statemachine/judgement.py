@@ -1,23 +1,29 @@
 """From the evidence of windows to a verdict, and back: tiers, hysteresis, reasons.
 
 What belongs here: one node's evidence and the verdict that stands on it give the next judgement,
-or none. No rounds, no other nodes (`detector`).
+or none. No rounds; of other nodes only how far their means scatter (`detector`).
+
+Theory of operation. A verdict is reached in one of two ways. *In a row*: a few windows of which
+most accuse, whose median ratio reaches the tier. *In the long run*: many windows of which a good
+part accuses, whose mean ratio reaches it; so noise averages out, and so a node is found that is
+slow every other minute. Either way the ratio must stand out of the noise, and in the long run also
+of how far the means of peers are apart: nodes differ a little, always.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from math import log, sqrt
+from collections.abc import Callable, Mapping, Sequence
+from math import exp, fsum, log, sqrt
 from typing import Final
 
 from msgspec import Struct
 
-from statemachine.comparison import Evidence
+from statemachine.comparison import Aspect, Evidence, lengthened
 from statemachine.detector_policy import DetectorPolicy
 from statemachine.events import Indicator, Verdict, VerdictIssued, VerdictWithdrawn
 from statemachine.ids import Incarnation, JobId, NodeId
 from statemachine.vitals import WAIT_MS, median
 
-VERSION: Final = "peers-1"
+VERSION: Final = "peers-2"
 """Name of this rule set; each verdict carries it."""
 
 Judgement = VerdictIssued | VerdictWithdrawn
@@ -26,31 +32,85 @@ _MEDIAN_TO_MEAN: Final = 1.2533  # standard error of a median over that of a mea
 _SEVERITY: Final = (Verdict.SUSPECT, Verdict.DEGRADED, Verdict.FAULTY)
 
 
+LOG_RATIO_MAX: Final = 0.5
+"""A window counts for no more than this in a mean: a stall of a minute is not an hour of 1.1x."""
+
+
+class Trace(Struct, frozen=True, kw_only=True):
+    """What is remembered of one node in one aspect, in order of windows.
+
+    `recent` is evidence as it was; `logs` and `spoke` are the log ratio of each window, capped, and
+    whether it accused, for as many windows as the longest tier takes.
+    """
+
+    recent: tuple[Evidence, ...] = ()
+    logs: tuple[float, ...] = ()
+    spoke: tuple[bool, ...] = ()
+
+    def after(self, evidence: Evidence, policy: DetectorPolicy) -> "Trace":
+        """The trace with one more window."""
+        longest = max(policy.windows_long, default=1)
+        capped = max(-LOG_RATIO_MAX, min(LOG_RATIO_MAX, log(evidence.ratio)))
+        return Trace(
+            recent=(*self.recent, evidence)[-policy.windows_to_clear :],
+            logs=(*self.logs, capped)[-longest:],
+            spoke=(*self.spoke, evidence.accuses)[-longest:],
+        )
+
+    def mean(self, windows: int) -> float:
+        """Mean log ratio of the last windows."""
+        return fsum(self.logs[-windows:]) / windows
+
+
+Scatter = Callable[[Aspect, int], float]
+"""Standard deviation, between the nodes of a cohort, of the mean log ratio of so many windows."""
+
+
 class Case(Struct, frozen=True, kw_only=True):
-    """Everything a judgement of one node rests on; `evidence` in order of windows."""
+    """Everything a judgement of one node rests on."""
 
     node: NodeId
     incarnation: Incarnation
     job: JobId
-    evidence: tuple[Evidence, ...]
+    traces: Mapping[Aspect, Trace]
+    scatter: Scatter
     standing: VerdictIssued | None = None
 
 
 class _Tier(Struct, frozen=True):
-    """A verdict, the windows in a row that it takes, and their least median ratio."""
+    """A verdict, the windows that it takes, their least ratio, and whether they are many."""
 
     verdict: Verdict
     windows: int
     ratio: float
+    is_long: bool = False
 
 
 def _tiers(policy: DetectorPolicy) -> tuple[_Tier, ...]:
     """Return the literal table of verdicts, the worst first."""
+    many = policy.windows_long
     return (
         _Tier(Verdict.FAULTY, policy.windows_to_judge, policy.faulty_ratio),
+        *(_Tier(Verdict.FAULTY, windows, policy.faulty_ratio, is_long=True) for windows in many),
         _Tier(Verdict.DEGRADED, policy.windows_to_degrade, policy.degraded_ratio),
+        *(
+            _Tier(Verdict.DEGRADED, windows, policy.degraded_ratio, is_long=True)
+            for windows in many
+        ),
         _Tier(Verdict.SUSPECT, policy.windows_to_suspect, policy.degraded_ratio),
+        *(
+            _Tier(Verdict.SUSPECT, windows, policy.long_suspect_ratio, is_long=True)
+            for windows in many
+        ),
     )
+
+
+class _Finding(Struct, frozen=True):
+    """The worst tier that holds, and in which aspect."""
+
+    tier: _Tier
+    aspect: Aspect
+    trace: Trace
 
 
 def judge(case: Case, now_ms: int, policy: DetectorPolicy) -> Judgement | None:
@@ -59,11 +119,26 @@ def judge(case: Case, now_ms: int, policy: DetectorPolicy) -> Judgement | None:
     A verdict is issued when it is worse than the one that stands, or confirms it when half of its
     validity is over. It is withdrawn when nothing holds any more and enough windows are calm.
     """
-    tier = next((tier for tier in _tiers(policy) if _holds(case.evidence, tier, policy)), None)
-    if tier is None:
+    found = _found(case, policy)
+    if found is None:
         return _withdrawn(case, policy)
-    if case.standing is None or _replaces(tier.verdict, case.standing, now_ms, policy):
-        return _issued(case, tier, now_ms, policy)
+    if case.standing is None or _replaces(found.tier.verdict, case.standing, now_ms, policy):
+        return _issued(case, found, now_ms, policy)
+    return None
+
+
+def _found(case: Case, policy: DetectorPolicy) -> _Finding | None:
+    accused = [(a, t) for a, t in case.traces.items() if True in t.spoke]
+    if not accused:
+        return None
+    for tier in _tiers(policy):
+        for aspect, trace in accused:
+            if tier.is_long:
+                holds = _holds_long(case, aspect, trace, tier, policy)
+            else:
+                holds = _holds(trace.recent, tier, policy)
+            if holds:
+                return _Finding(tier, aspect, trace)
     return None
 
 
@@ -81,17 +156,39 @@ def expired(standing: VerdictIssued, now_ms: int) -> VerdictWithdrawn | None:
 def _holds(evidence: Sequence[Evidence], tier: _Tier, policy: DetectorPolicy) -> bool:
     """Tell whether a slowdown lasts long enough, reaches a tier, and stands out of the noise."""
     last = evidence[-tier.windows :]
-    accusing = [e for e in last if e.accuses]
     if len(last) < tier.windows or not last[-1].accuses:
         return False
+    accusing = [e for e in last if e.accuses]
     if len(accusing) < tier.windows - tier.windows // 4:
         return False
     ratio = median([e.ratio for e in last])
-    if ratio < tier.ratio:
+    if ratio <= 1 or lengthened(ratio, last[-1].share) < tier.ratio:
         return False
     z = log(ratio) / last[-1].sigma * sqrt(tier.windows) / _MEDIAN_TO_MEAN
-    backed = median([len(e.readings) for e in accusing]) > policy.indicators_min
-    return z >= (policy.z_min_backed if backed else policy.z_min)
+    return z >= (policy.z_min_backed if _is_backed(accusing, policy) else policy.z_min)
+
+
+def _holds_long(
+    case: Case, aspect: Aspect, trace: Trace, tier: _Tier, policy: DetectorPolicy
+) -> bool:
+    """Tell the same of many windows: a good part of them accuses, the last ones too, and their mean
+    stands out of the noise and of the scatter of the peers' means.
+    """
+    count = tier.windows
+    if len(trace.logs) < count:
+        return False
+    for windows in (count // 4, count):
+        if sum(trace.spoke[-windows:]) < policy.long_share_min * windows:
+            return False
+    mean, last = trace.mean(count), trace.recent[-1]
+    if mean <= 0 or lengthened(exp(mean), last.share) < tier.ratio:
+        return False
+    sigma = max(last.sigma / sqrt(count), case.scatter(aspect, count))
+    return mean / sigma >= policy.z_min_long
+
+
+def _is_backed(accusing: Sequence[Evidence], policy: DetectorPolicy) -> bool:
+    return median([len(e.readings) for e in accusing]) > policy.indicators_min
 
 
 def _replaces(
@@ -102,21 +199,29 @@ def _replaces(
     return now > then or (now == then and standing.expires_at_ms - now_ms < half_ms)
 
 
-def _issued(case: Case, tier: _Tier, now_ms: int, policy: DetectorPolicy) -> VerdictIssued:
-    last = case.evidence[-tier.windows :]
+def _issued(case: Case, found: _Finding, now_ms: int, policy: DetectorPolicy) -> VerdictIssued:
+    windows = min(found.tier.windows, len(found.trace.recent))
+    last = found.trace.recent[-windows:]
     indicators = _indicators(last)
     return VerdictIssued(
         node=case.node,
         incarnation=case.incarnation,
-        verdict=tier.verdict,
-        reason=_reason(last, indicators),
+        verdict=found.tier.verdict,
+        reason=_reason(found, last, indicators),
         job=case.job,
         indicators=indicators,
-        window_first=last[0].window,
+        window_first=max(0, last[-1].window - found.tier.windows + 1),
         window_last=last[-1].window,
         detector=VERSION,
         expires_at_ms=now_ms + round(policy.verdict_ttl_s * 1_000),
+        cause=_cause(last),
     )
+
+
+def _cause(last: Sequence[Evidence]) -> str:
+    """What most of the accusing windows look like; of equals the first."""
+    causes = Counter(e.cause for e in last if e.accuses and e.cause)
+    return causes.most_common(1)[0][0] if causes else ""
 
 
 def _withdrawn(case: Case, policy: DetectorPolicy) -> VerdictWithdrawn | None:
@@ -124,14 +229,18 @@ def _withdrawn(case: Case, policy: DetectorPolicy) -> VerdictWithdrawn | None:
     if standing is None:
         return None
     again = case.incarnation != standing.incarnation  # windows of a new agent count from 0
-    since = [e.ratio for e in case.evidence if again or e.window > standing.window_last]
-    calm = since[-policy.windows_to_clear :]
-    if len(calm) < policy.windows_to_clear or median(calm) >= policy.clear_ratio:
+    worst, windows = 0.0, policy.windows_to_clear
+    for trace in case.traces.values():
+        calm = [e for e in trace.recent if again or e.window > standing.window_last][-windows:]
+        if len(calm) < windows:
+            return None
+        worst = max(worst, median([lengthened(max(1.0, e.ratio), e.share) for e in calm]))
+    if worst >= policy.clear_ratio:
         return None
     return VerdictWithdrawn(
         node=standing.node,
         incarnation=standing.incarnation,
-        reason=f"work {median(calm):.2f}x its peers' median for {len(calm)} windows",
+        reason=f"at most {worst:.2f}x its peers' median for {windows} windows",
     )
 
 
@@ -154,13 +263,27 @@ def _indicators(last: Sequence[Evidence]) -> tuple[Indicator, ...]:
     return tuple(found)
 
 
-def _reason(last: Sequence[Evidence], indicators: Sequence[Indicator]) -> str:
+def _reason(found: _Finding, last: Sequence[Evidence], indicators: Sequence[Indicator]) -> str:
     """Say it in one sentence for whoever is on call."""
-    ratio = median([e.ratio for e in last])
-    parts = [f"work {ratio:.2f}x its {last[-1].peers} peers' median for {len(last)} windows"]
+    windows, peers = found.tier.windows, last[-1].peers
+    if found.tier.is_long:
+        ratio, over = exp(found.trace.mean(windows)), f"over {windows} windows"
+    else:
+        ratio, over = median([e.ratio for e in last]), f"for {windows} windows"
+    accusing = [e for e in last if e.accuses] or list(last)
+    effect = median([e.effect for e in accusing])
+    if found.aspect is Aspect.LINK:
+        what = f"its links carry {1 / ratio:.2f}x what those of its {peers} peers do {over}"
+    else:
+        what = f"work {ratio:.2f}x its {peers} peers' median {over}"
+        if found.aspect is Aspect.WHOLE:
+            what += ", some steps more than others"
+    parts = [what]
     for indicator in indicators:
         if indicator.metric == WAIT_MS:
             gap_ms = indicator.peers_median - indicator.value
             parts.append(f"peers wait {gap_ms:.1f} ms per step more than it does")
-    effect = median([e.effect for e in last])
-    return "; ".join([*parts, f"steps are {effect:.0%} longer because of it"])
+    parts.append(f"steps are {effect:.0%} longer because of it")
+    if cause := _cause(last):
+        parts.append(cause)
+    return "; ".join(parts)

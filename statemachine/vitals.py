@@ -33,6 +33,36 @@ CPU_MS: Final = "cpu_ms"
 DATA_MS: Final = "data_ms"
 """Waiting for the data loader per step; part of `WORK_MS`."""
 
+LINK_MBPS: Final = "link_mbps"
+"""What arrived per second while it was arriving; ``link_mbps.<peer>`` came from one peer."""
+
+SM_CLOCK_MHZ: Final = "sm_clock_mhz"
+"""Clock of the devices' cores, the mean of all devices of the node."""
+
+GPU_TEMP_C: Final = "gpu_temp_c"
+"""Temperature of the hottest device."""
+
+GPU_POWER_W: Final = "gpu_power_w"
+"""Power drawn, the mean of all devices."""
+
+GPU_UTIL: Final = "gpu_util_share"
+"""Share of time in which a kernel ran, the mean of all devices, 0 to 1."""
+
+THROTTLED: Final = "throttled_share"
+"""Share of readings in which a device, or the processors, ran slower than they could."""
+
+CPU_PRESSURE: Final = "cpu_pressure_share"
+"""Share of time in which something on the node waited for a processor, 0 to 1."""
+
+CPU_STEAL: Final = "cpu_steal_share"
+"""Share of processor time that the machine below a virtual one took, 0 to 1."""
+
+NIC_MBPS: Final = "nic_mbps"
+"""Rate that a network port has negotiated, the least of all ports."""
+
+NIC_ERRORS: Final = "nic_errors_per_s"
+"""Retransmissions, drops and link errors of all ports."""
+
 TRAINING: Final = "training"
 """The phase whose windows are compared; a window that saw another phase too is not of it."""
 
@@ -52,6 +82,16 @@ ACCUSES: Final[Mapping[str, Accuses]] = MappingProxyType(
         STEP_MS: Accuses.NEVER,  # all ranks take as long as the slowest: blind to who it is
         CPU_MS: Accuses.HIGH,
         DATA_MS: Accuses.HIGH,
+        LINK_MBPS: Accuses.LOW,
+        SM_CLOCK_MHZ: Accuses.LOW,
+        GPU_TEMP_C: Accuses.HIGH,
+        GPU_POWER_W: Accuses.LOW,
+        GPU_UTIL: Accuses.LOW,
+        THROTTLED: Accuses.HIGH,
+        CPU_PRESSURE: Accuses.HIGH,
+        CPU_STEAL: Accuses.HIGH,
+        NIC_MBPS: Accuses.LOW,
+        NIC_ERRORS: Accuses.HIGH,
     }
 )
 """The table of metrics. A name that is not in it, such as one of a newer version, never accuses."""

@@ -16,7 +16,7 @@ def compared(work_ms: list[float], *, exchange_ms: float = 5.0) -> Comparison:
     longest = max(work_ms)
     metrics = [{WORK_MS: flat(own), WAIT_MS: flat(longest - own + exchange_ms)} for own in work_ms]
     windows = [altered(v, metrics=m) for v, m in zip(batch, metrics, strict=True)]
-    return compare({v.node: v for v in windows}, (), POLICY)
+    return compare({v.node: v for v in windows}, {}, POLICY)
 
 
 def flat(value: float) -> Metric:
@@ -80,7 +80,7 @@ def test_nobody_to_compare_with_is_said_for_each() -> None:
     """Each node that could not be compared is named with the reason."""
     batch = next(STILL.windows(1, 1))
     windows = {v.node: v if v.node != "n0" else without(v, WORK_MS) for v in batch}
-    comparison = compare(windows, (), POLICY)
+    comparison = compare(windows, {}, POLICY)
 
     assert comparison.evidence == {}
     assert comparison.left_out[NodeId("n0")] == "it is blind: no work_ms"

@@ -90,13 +90,13 @@ def test_a_verdict_carries_its_evidence() -> None:
     assert re.fullmatch(
         r"work 1\.4\dx its 3 peers' median for 4 windows; "
         r"peers wait 12\.\d ms per step more than it does; "
-        r"steps are 3\d% longer because of it",
+        r"steps are 3\d% longer because of it; compute: it computes longer",
         verdict.reason,
     ), verdict.reason
     assert [i.metric for i in verdict.indicators] == [WORK_MS, WAIT_MS, CPU_MS]
     assert all(i.peers == 3 and i.windows == 4 for i in verdict.indicators)
     assert (verdict.window_first, verdict.window_last) == (2, 5)
-    assert verdict.detector == "peers-1"
+    assert verdict.detector == "peers-2"
     assert verdict.expires_at_ms == watch.now_ms + 900_000
     assert (verdict.node, verdict.incarnation, verdict.job) == ("n0", 1, "j")
 
