@@ -6,8 +6,9 @@ chrome://tracing open. Written as the log is read, so that memory does not grow 
 Theory of operation. Three processes: *jobs* has two threads per job, its epochs and its
 transitions; *nodes* one per node, with the states it was in and, within them, what it stated or was
 stated of it; *controllers* one per writer of decisions that concern neither. Every entry of the log
-is a slice of just under a millisecond, the resolution of its time, so that slices of one track
-either follow or contain each other. Arrows bind to those slices: from the evidence to the plan that
+is a slice of just under a millisecond, the resolution of its time, a little shorter than the one
+before it in that millisecond, so that slices of one track either follow or contain each other.
+Arrows bind to those slices: from the evidence to the plan that
 names it, from a plan to the members that prepared, from the last of them to the commit, from there
 to those who applied it, from the last of those to the end; and from a verdict, an operator's wish
 or a sweep's request to what it led to. Of many members only those that joined, left or came last
@@ -36,6 +37,9 @@ _PROCESSES: Final = {JOBS: "jobs", NODES: "nodes", CONTROLLERS: "controllers"}
 
 ENTRY_US: Final = 999
 """Length of an entry's slice."""
+
+_APART_MAX: Final = 480
+"""Entries of one millisecond that are told apart: each begins 1 µs later, and ends 1 µs earlier."""
 
 _SAID_OF_A_JOB: Final = (
     e.TransitionPlanned,
@@ -84,6 +88,8 @@ class _Tracer:
         self._tracks: dict[tuple[int, str], int] = {}
         self._new: list[Record] = []
         self._causes = _Causes()
+        self._at_ms = 0
+        self._nth = 0
 
     def records(self, log: LogFile) -> Iterator[Record]:
         for number, name in _PROCESSES.items():
@@ -109,9 +115,12 @@ class _Tracer:
             nodes, epochs = stretches.hear(before, recorded, state)
             made = [self._node(each) for each in nodes] + [self._epoch(each) for each in epochs]
             made += self._transition(recorded.event, state, open_transitions)
-            made.append(self._entry(recorded))
+            self._nth = min(self._nth + 1, _APART_MAX) if recorded.at_ms == self._at_ms else 0
+            self._at_ms = recorded.at_ms
+            place = self._place(recorded)
+            made.append(self._entry(recorded, place))
             yield from self._with_new_tracks([each for each in made if each])
-            yield from self._causes.of(recorded, self._place(recorded))
+            yield from self._causes.of(recorded, place)
         nodes, epochs = stretches.rest(state.at_ms + 1)
         made = [self._node(each) for each in nodes] + [self._epoch(each) for each in epochs]
         for job, from_ms in sorted(open_transitions.items()):
@@ -205,10 +214,10 @@ class _Tracer:
 
     def _place(self, recorded: e.Recorded) -> Place:
         process, track = self._where(recorded)
-        return process, self._track(process, track), self._us(recorded.at_ms)
+        return process, self._track(process, track), self._us(recorded.at_ms) + self._nth
 
-    def _entry(self, recorded: e.Recorded) -> Record:
-        process, track, at_us = self._place(recorded)
+    def _entry(self, recorded: e.Recorded, place: Place) -> Record:
+        process, track, at_us = place
         return {
             "ph": "X",
             "name": type(recorded.event).__name__,
@@ -216,7 +225,7 @@ class _Tracer:
             "pid": process,
             "tid": track,
             "ts": at_us,
-            "dur": ENTRY_US,
+            "dur": ENTRY_US - 2 * self._nth,
             "args": {
                 "position": recorded.position,
                 "writer": recorded.writer,
