@@ -41,6 +41,7 @@ NODE_FACTS: Final = (
 
 OPERATOR_ACTS: Final = (
     e.JobDeclared,
+    e.JobStopRequested,
     e.DrainRequested,
     e.SwitchoverRequested,
     e.QuarantineRequested,

@@ -6,11 +6,13 @@ ChangeoverError
  |    +-- TargetExists        a file would be overwritten: choose another, or insist
  |    +-- NoSuchNode          the name is wrong; the message has the nearest one
  |    +-- JobExists           a job is declared once: choose another name
+ |    +-- NoSuchJob           the name is wrong
  |    +-- NothingToExplain    the log does not know it
  +-- ControlError             the act cannot be done now; commands exit with 1
       +-- LeaderPresent       another controller leads: stop it, or stand by
       +-- StoreAbsent         no store answers where it should
       +-- LogRefuted          a log is not what it claims: names the first fault
+      +-- JobOver             a job that is finished cannot be stopped
       +-- ActRefusedError     the state of the fleet forbids the act: the message says why
 """
 
@@ -56,6 +58,14 @@ class ActRefusedError(ControlError):
 
 class JobExists(UsageError):
     """A job is declared once."""
+
+
+class NoSuchJob(UsageError):
+    """No job of that name was declared."""
+
+
+class JobOver(ControlError):
+    """A job that is finished cannot be stopped."""
 
 
 class NothingToExplain(UsageError):

@@ -14,7 +14,9 @@ def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
     """Fill every slot of a declared job, once its standbys are there or patience is over."""
     for job in open_jobs(state):
         slots = job.layout.slot_count
-        if job.launched or job.pending is not None or len(state.pool) < slots:
+        if job.launched or job.stop_requested or job.pending is not None:
+            continue
+        if len(state.pool) < slots:
             continue
         if now_ms < job.cooldown_until_ms:
             continue
@@ -34,14 +36,19 @@ def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
 
 
 def finish_job(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:  # noqa: ARG001
-    """A job is finished when the holder of every slot committed the last step."""
+    """A job is finished when the holder of every slot committed the same last step, or when it is
+    asked to end before it was launched.
+    """
     for job in open_jobs(state):
+        if job.stop_requested and not job.launched and job.pending is None:
+            reason = "asked to stop before it was launched"
+            return Decision((e.JobFinished(job=job.job, step=-1, reason=reason),), reason)
         if not job.launched or len(job.finished_nodes) < job.slots_held:
             continue
         held = live_holders(state, job)
-        steps = [job.finished_nodes.get(held[slot]) for slot in held]
-        if len(held) == job.slots_held and all(step is not None for step in steps):
-            step = max(step for step in steps if step is not None)
+        steps = {job.finished_nodes.get(held[slot], -1) for slot in held}
+        if len(held) == job.slots_held and len(steps) == 1 and min(steps) >= 0:
+            step = min(steps)
             reason = f"every slot committed step {step}"
             return Decision((e.JobFinished(job=job.job, step=step, reason=reason),), reason)
     return None

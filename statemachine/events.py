@@ -201,6 +201,14 @@ class JobDeclared(Event, frozen=True, tag=True):
     by: str = ""
 
 
+class JobStopRequested(Event, frozen=True, tag=True):
+    """An operator asked that a job end: all ranks agree on the last step in a boundary vote."""
+
+    job: JobId
+    by: str = ""
+    comment: str = ""
+
+
 class JobFinished(Event, frozen=True, tag=True):
     """Every slot committed the job's last step."""
 
@@ -734,6 +742,7 @@ AnyEvent = (
     | GroupBroken
     | LeaseExpired
     | JobDeclared
+    | JobStopRequested
     | JobFinished
     | JobRestarted
     | WarmupStarted

@@ -63,6 +63,8 @@ def _folder_of(event: e.AnyEvent) -> Folder:
             return jobs.worker_finished
         case e.JobDeclared():
             return jobs.declared
+        case e.JobStopRequested():
+            return jobs.stop_requested
         case e.JobFinished():
             return jobs.finished
         case e.JobRestarted():

@@ -81,6 +81,14 @@ def worker_finished(state: FleetState, event: e.WorkerFinished) -> FleetState:
     return put_job(state, replace(job, finished_nodes=finished))
 
 
+def stop_requested(state: FleetState, event: e.JobStopRequested) -> FleetState:
+    """A job that runs is to end at a boundary that its ranks agree on."""
+    job = state.jobs.get(event.job)
+    if job is None or job.finished:
+        return state
+    return put_job(state, replace(job, stop_requested=True))
+
+
 def finished(state: FleetState, event: e.JobFinished) -> FleetState:
     """The job is over; its nodes belong to the pool."""
     job = state.jobs.get(event.job)

@@ -112,6 +112,10 @@ class Release(Message, frozen=True, tag=True):
     """This node holds no slot any more: wait for orders."""
 
 
+class StopRequested(Message, frozen=True, tag=True):
+    """The job shall end: say so in every vote, and stop after the step in which all say it."""
+
+
 class Stop(Message, frozen=True, tag=True):
     """The job is over: close the links with a goodbye and return to the user's code."""
 
@@ -250,7 +254,7 @@ class Finished(Message, frozen=True, tag=True):
     loss: float | None = None
 
 
-ToWorker = Hello | Rehearse | Prepare | Commit | Cancel | Release | Stop
+ToWorker = Hello | Rehearse | Prepare | Commit | Cancel | Release | StopRequested | Stop
 FromWorker = (
     Ready
     | Recorded

@@ -57,6 +57,7 @@ class Participant(Struct, frozen=True, kw_only=True):
     rehearsing: tuple[Role, int] = (Role(""), 0)
     """The rehearsal that was told last: its role and when it began, Unix ms."""
     rounds_begun: tuple[tuple[int, str], ...] = ()
+    told_stop_requested: bool = False
     stopped: bool = False
 
 
@@ -73,6 +74,9 @@ def on_desired(me: Participant, desired: Desired) -> Outcome:
     if desired.finished:
         return _on_finished(me)
     told: list[Instruction] = []
+    if desired.stop_requested and not me.told_stop_requested:
+        me = replace(me, told_stop_requested=True)
+        told.append(Tell(m.StopRequested()))
     me = replace(me, epoch=desired.epoch, slot=_slot_in(me, desired.members))
     before, now = me.pending, desired.pending
     if before is not None and _was_given_up(me, before, now):

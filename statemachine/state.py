@@ -214,6 +214,8 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     pending: Transition | None = None
     last_transition: TransitionId = TransitionId(0)
     cooldown_until_ms: int = 0
+    stop_requested: bool = False
+    """Whether an operator asked that it end; its ranks agree on the last step."""
     finished_nodes: HashTrieMap[NodeId, int] = field(default_factory=HashTrieMap)
     recordings: HashTrieMap[Role, RecordingMade] = field(default_factory=HashTrieMap)
     """What each role is rehearsed with, since this launch."""

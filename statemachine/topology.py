@@ -63,6 +63,8 @@ class Desired(Struct, frozen=True, kw_only=True, omit_defaults=True):
     declared: e.JobDeclared
     members: tuple[Holder, ...]
     pending: Pending | None = None
+    stop_requested: bool = False
+    """Whether the ranks shall agree on a last step in their next vote."""
     finished: bool = False
 
 
@@ -132,6 +134,7 @@ def desired_of(state: FleetState, job: Job) -> Desired:
         declared=job.declared,
         members=members,
         pending=_pending(state, job, pending) if pending is not None else None,
+        stop_requested=job.stop_requested,
         finished=job.finished,
     )
 

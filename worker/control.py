@@ -75,6 +75,8 @@ class Control:
     interrupt: threading.Event = field(default_factory=threading.Event)
     """Set while an unplanned transition is pending: whatever waits for a peer must come back."""
     gone: bool = False
+    stop_requested: bool = False
+    """Whether this node was told that the job shall end."""
     _orders: list[Order] = field(default_factory=list)
     _preparation: _Preparation | None = None
     _parked: Report | None = None
@@ -229,6 +231,8 @@ class Control:
                 with self.changed:
                     self._orders.append(message)
                     self.changed.notify_all()
+            case m.StopRequested():
+                self.stop_requested = True
             case m.Hello():
                 log.warning("the agent said hello twice")
 

@@ -162,8 +162,9 @@ class Run:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def steps(self, total: int) -> Iterator[Step]:
-        """Iterate over the job's steps up to `total`; rehearsals of a standby come first.
+    def steps(self, total: int | None = None) -> Iterator[Step]:
+        """Iterate over the job's steps, up to `total` or until an operator stops the job; the
+        rehearsals of a standby come first.
 
         Raises:
             NotRegistered: `register` was not called before.
@@ -171,7 +172,8 @@ class Run:
         """
         if not self._registered:
             raise NotRegistered("call run.register(model=..., optimizer=...) before run.steps()")
-        self._total = total
+        self._total = sys.maxsize if total is None else total
+        self._last = self._total - 1
         self._control.start()
         try:
             digest = self._digest  # of the state before any step
@@ -179,7 +181,7 @@ class Run:
             yield from self._prime()
             self._say_ready()
             while not self._stopped:
-                if self._seat is not None and self._next < self._total:
+                if self._seat is not None and self._next <= self._last:
                     yield from self._train()
                     continue
                 if self._seat is not None:
@@ -256,15 +258,18 @@ class Run:
         self._slow.burn(self._pulse.work_so_far_s())
         reach("vote.before")
         sound = not any(group.broken for group in self._groups.values())
-        values = [int(sound), int(ok), self._control.committed()]
+        stop = self._control.stop_requested
+        values = [int(sound), int(ok), self._control.committed(), int(stop)]
         for group in self._groups.values():
             if group.attached:
-                values = group.vote(values) or [0, 0, 0]
+                values = group.vote(values) or [0, 0, 0, 0]
         reach("vote.after")
         if values[0] == 1:
             step.switch_to = TransitionId(values[2])
             if values[1]:
                 self._handover.withdraw()  # who voted has received what it was offered
+            if values[1] and values[3]:
+                self._last = step.index
             return values[1] == 1
         return self._parked_vote(step, holds_gradients=sound and ok)
 
@@ -326,6 +331,7 @@ class Run:
 
     def _take_seat(self, order: m.Commit, seat: Seat) -> None:
         self._handover.withdraw()
+        self._last = self._total - 1  # who stopped at a vote that others missed votes again
         phases = {"quiesce": self._control.quiesce_ms(order.transition)}
         if order.send:
             self._handover.offer(order.transition, order.send, self._export())

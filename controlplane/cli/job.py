@@ -1,4 +1,4 @@
-"""`changeover job`: declare training jobs."""
+"""`changeover job`: declare and stop training jobs."""
 
 import anyio
 import click
@@ -6,7 +6,7 @@ import click
 from controlplane.cli.acts import by_option, perform
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
 from controlplane.config import Settings
-from controlplane.errors import JobExists
+from controlplane.errors import JobExists, JobOver, NoSuchJob
 from statemachine import events as e
 from statemachine.errors import BadLayout, BadName
 from statemachine.ids import JobId, check_name
@@ -17,7 +17,7 @@ AXES_HELP = "outermost first; again, or with commas, for more"
 
 @click.group(context_settings=CONTEXT)
 def job() -> None:
-    """Declare jobs."""
+    """Declare and stop jobs."""
 
 
 def _pairs(_: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -99,6 +99,43 @@ def declare(
     )
     words = f"job {name}: {layout.world_size} ranks on {layout.slot_count} nodes"
     perform(settings, by, event, words, as_json=as_json)
+
+
+@job.command(
+    context_settings=CONTEXT,
+    epilog=examples("changeover job stop", "changeover job stop big --comment 'loss diverged'"),
+)
+@fleet_options()
+@json_option
+@by_option
+@click.option("--comment", default="", help="why; kept in the log")
+@click.argument("name", default="job")
+def stop(settings: Settings, *, name: str, by: str, comment: str, as_json: bool) -> None:
+    """Stop a job at a step boundary that its ranks agree on, with no step lost.
+
+    The training scripts leave their step loop as after the last step.
+    """
+    _refuse_if_over(settings, name)
+    event = e.JobStopRequested(job=JobId(name), by=by, comment=comment)
+    perform(settings, by, event, f"job {name} stops at the next boundary", as_json=as_json)
+
+
+def _refuse_if_over(settings: Settings, name: str) -> None:
+    from controlplane.picture import fold_log
+    from controlplane.server import opened
+
+    async def run() -> None:
+        async with opened(settings) as log:
+            found = (await fold_log(log)).jobs.get(JobId(name))
+            if found is None:
+                raise NoSuchJob(
+                    f"no job {name!r} was declared in fleet {settings.fleet}; "
+                    "'changeover status' lists those that were"
+                )
+            if found.finished:
+                raise JobOver(f"job {name} of fleet {settings.fleet} is finished already")
+
+    anyio.run(run)
 
 
 def _refuse_if_declared(settings: Settings, name: str) -> None:

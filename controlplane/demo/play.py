@@ -15,7 +15,7 @@ import msgspec
 from controlplane.demo.baseline import measured_pace, restart_cost
 from controlplane.demo.chronicle import Chronicle, Overdue
 from controlplane.demo.live import Screen
-from controlplane.demo.options import DemoOptions, Faults, steps_for
+from controlplane.demo.options import SPARE_SHARE, DemoOptions, Faults, steps_for
 from controlplane.demo.outcome import ClaimOutcome, Outcome, incident_outcomes, shown
 from controlplane.demo.plot import Hurt, Plot
 from controlplane.demo.proof import (
@@ -120,7 +120,8 @@ async def _measure_machine(record: Record, screen: Screen) -> None:
         pace = await measured_pace(options, folder)
     if not options.steps:
         train_s = max(options.train_s, STARTS * pace.start_s)
-        record.options = replace(options, steps=steps_for(train_s, pace.step_ms))
+        steps = steps_for(train_s, pace.step_ms)
+        record.options = replace(options, steps=steps, steps_spare=SPARE_SHARE * steps)
         screen.say(
             f"{record.options.steps} steps of {pace.step_ms:.0f} ms: a run shall take about "
             f"{train_s:.0f} s here, where a start takes {pace.start_s:.0f} s"
@@ -142,6 +143,8 @@ async def _play_hurt(record: Record, screen: Screen, url: str, name: str) -> Non
     record.claims += claims_of_run(
         options, chronicle.entries, record.hurts, record.steps, record.finish
     )
+    # Where the run was stopped is where the uninterrupted one has to end.
+    record.options = replace(options, steps=record.finish.step + 1, steps_spare=0)
 
 
 async def _play_unhurt(record: Record, screen: Screen, url: str, name: str) -> None:

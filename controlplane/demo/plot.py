@@ -20,7 +20,7 @@ import anyio
 
 from controlplane.demo.chronicle import Chronicle, StepsOver
 from controlplane.demo.options import SLOW_FACTOR
-from controlplane.demo.stage import JOB, Stage
+from controlplane.demo.stage import JOB, OPERATOR, Stage
 from controlplane.localfleet.fleet import born_at_s
 from statemachine import events as e
 from statemachine.ids import NodeId, Slot
@@ -94,6 +94,9 @@ class Plot:
             await self._lose_a_node()
         if options.faults.greys:
             await self._grey_a_node()
+        if options.steps_spare:
+            await self._until(lambda: self._chronicle.step >= options.steps, STEPS_S, "the end")
+            await self._stage.submit(e.JobStopRequested(job=JOB, by=OPERATOR))
         await self._stage.finished(STEPS_S)
         self._say("the job is finished")
 
@@ -208,7 +211,7 @@ class Plot:
 
         await self._chronicle.until(holds_or_over, timeout_s, what)
         if not holds():
-            steps = self._stage.options.steps
+            steps = self._stage.options.steps_most
             raise StepsOver(f"the {steps} steps ran out before {what}: ask for more with --steps")
 
     def _holder(self, slot: Slot) -> NodeId:

@@ -70,7 +70,7 @@ def claims_of_run(
     finish: Finish,
 ) -> list[Claim]:
     """What the run that was hurt has to show by itself."""
-    claims = [_finished(options, finish), _loss_fell(steps), _only_these(log, hurts)]
+    claims = [_finished(options, steps, finish), _loss_fell(steps), _only_these(log, hurts)]
     for hurt in hurts:
         claims += _answered(log, hurt)
     if hurts:
@@ -78,12 +78,15 @@ def claims_of_run(
     return claims
 
 
-def _finished(options: DemoOptions, finish: Finish) -> Claim:
-    whole = finish.step == options.steps - 1 and len(finish.digests) == options.nodes
+def _finished(options: DemoOptions, steps: Sequence[JobStep], finish: Finish) -> Claim:
+    count = finish.step + 1
+    gapless = sorted(step.step for step in steps) == list(range(count))
+    enough = options.steps <= count <= options.steps_most
     return Claim(
-        f"all {options.steps} steps were committed in all {options.nodes} slots",
-        whole,
-        f"last step {finish.step}, reported by {len(finish.digests)} slots",
+        f"all {count} steps were committed in all {options.nodes} slots",
+        gapless and enough and len(finish.digests) == options.nodes,
+        f"last step {finish.step}, reported by {len(finish.digests)} slots; {len(steps)} steps in "
+        f"the diaries; asked for {options.steps}",
     )
 
 

@@ -83,7 +83,7 @@ class Stage:
             axes={"dp": self.options.nodes},
             standbys=standbys,
             seed=self.options.seed,
-            steps=self.options.steps,
+            steps=self.options.steps_most,
             by=OPERATOR,
         )
         await self.submit(declared)
@@ -170,7 +170,7 @@ class Stage:
 
 def training_command(options: DemoOptions) -> list[str]:
     """The command of the training process; the same on every node of both runs."""
-    command = [sys.executable, str(example("train_gpt.py")), "--steps", str(options.steps)]
+    command = [sys.executable, str(example("train_gpt.py")), "--steps", str(options.steps_most)]
     if options.data is not None:
         command += ["--data", str(options.data.resolve())]
     return [*command, *TRAINING, *options.training]

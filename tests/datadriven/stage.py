@@ -271,12 +271,18 @@ class Stage(Ground):
             self.do_prepared([], options)
         self.do_applied([], options)
 
+    def do_stop(self, names: list[str], options: Options) -> None:
+        """An operator asks that a job end."""
+        job = self.job(options).job if not names else JobId(names[0])
+        self.state_facts(e.JobStopRequested(job=job, by="op"))
+
     def do_finish(self, names: list[str], options: Options) -> None:
-        """Members commit the last step."""
+        """``finish n0 step=9``: members commit the last step."""
         job = self.job(options).job
+        step = int(options.get("step", "9"))
         for name in names:
             node, incarnation = self.life(name)
-            fact = e.WorkerFinished(node=node, incarnation=incarnation, job=job, step=9)
+            fact = e.WorkerFinished(node=node, incarnation=incarnation, job=job, step=step)
             self._enter(fact, name)
         self.settle()
 

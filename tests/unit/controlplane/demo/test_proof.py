@@ -73,10 +73,11 @@ def test_one_bit_of_weights_or_loss_breaks_the_claim() -> None:
     ("finish", "steps", "words"),
     [
         (Finish(39, ("a",) * 4, (1.0,) * 4), falling(), []),
-        (Finish(38, ("a",) * 4, (1.0,) * 4), falling(), ["all 40 steps"]),
+        (Finish(38, ("a",) * 4, (1.0,) * 4), falling(), ["all 39 steps"]),
+        (Finish(39, ("a",) * 4, (1.0,) * 4), falling()[:-1], ["all 40 steps"]),
         (Finish(39, ("a",) * 3, (1.0,) * 3), falling(), ["all 40 steps"]),
         (Finish(39, ("a",) * 4, (1.0,) * 4), falling()[::-1], ["the loss fell"]),
-        (Finish(39, ("a",) * 4, (1.0,) * 4), [], ["the loss fell"]),
+        (Finish(39, ("a",) * 4, (1.0,) * 4), [], ["all 40 steps", "the loss fell"]),
     ],
 )
 def test_a_run_has_to_be_whole_and_to_learn(
