@@ -7,7 +7,7 @@ is repeated here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from msgspec import Struct
 from controlplane.eventlog import EventLog, VitalsItem
 from controlplane.folding import fold_to_head
 from statemachine.errors import CodecError
+from statemachine.events import Recorded
 from statemachine.evolve import evolve
 from statemachine.evolve_jobs import holder_of
 from statemachine.ids import NodeId, Position, Slot
@@ -73,6 +74,8 @@ class Watcher:
 
     def __init__(self, log: EventLog, picture: Picture) -> None:
         self.picture = picture
+        self.listeners: list[Callable[[Recorded, FleetState], None]] = []
+        """Told of each entry and the state after it. Must not block or raise."""
         self._log = log
         self._changed = anyio.Event()
 
@@ -92,6 +95,8 @@ class Watcher:
         async with self._log.follow(start) as entries:
             async for recorded in entries:
                 state = evolve(self.picture.state, recorded)
+                for listener in self.listeners:
+                    listener(recorded, state)
                 self._show(state=state, leader=(state.controller, state.term))
 
     async def follow_vitals(self) -> None:
