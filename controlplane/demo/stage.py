@@ -83,7 +83,7 @@ class Stage:
             axes={"dp": self.options.nodes},
             standbys=standbys,
             seed=self.options.seed,
-            steps=self.options.steps_most,
+            steps=0 if self.options.steps_spare else self.options.steps,
             by=OPERATOR,
         )
         await self.submit(declared)
