@@ -14,6 +14,7 @@ from statemachine.decision import Decision
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import NodeId, Slot
 from statemachine.lifecycle import Phase
+from statemachine.parts import brief
 from statemachine.planning import abort_of, change_of, losses_of, open_jobs, plan_of
 from statemachine.policy import Policy
 from statemachine.replicas import part_of, slots_of_part
@@ -40,7 +41,7 @@ def without_replicas(state: FleetState, job: Job, now_ms: int, policy: Policy) -
     kept = {s: c for s, c in choices.items() if part_of(job.layout, s) not in absent}
     changes = tuple(change_of(s, c.node) for s, c in kept.items() if c.node is not None)
     drops = _drops(state, job, absent)
-    listed = ", ".join(str(part) for part in sorted(absent))
+    listed = brief((str(part) for part in sorted(absent)), ", ")
     reason = f"no node for every vacant slot: the job goes on without replicas {listed}"
     events: list[e.AnyEvent] = []
     if job.pending is not None and job.pending.phase is Phase.PREPARING:
@@ -57,7 +58,7 @@ def without_replicas(state: FleetState, job: Job, now_ms: int, policy: Policy) -
         choices=tuple(kept.values()),
         drops=drops,
     )
-    return Decision((*events, plan), reason)
+    return Decision((*events, *plan), reason)
 
 
 def _parts(job: Job) -> set[int | None]:
@@ -105,7 +106,7 @@ def grow_back(state: FleetState, now_ms: int, policy: Policy) -> Decision | None
                 reason=reason,
                 choices=tuple(choices.values()),
             )
-            return Decision((plan,), reason)
+            return Decision(plan, reason)
     return None
 
 

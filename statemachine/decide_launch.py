@@ -31,7 +31,7 @@ def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
         plan = plan_of(
             state, job, e.Motive.LAUNCH, changes, now_ms, deadline_s=deadline_s, reason=reason
         )
-        return Decision((plan,), reason)
+        return Decision(plan, reason)
     return None
 
 

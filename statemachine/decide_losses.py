@@ -4,6 +4,7 @@ from statemachine import events as e
 from statemachine.decision import Decision
 from statemachine.ids import JobId, NodeId
 from statemachine.lifecycle import NodeState, Phase, Warmth
+from statemachine.parts import brief, evidence
 from statemachine.policy import Policy
 from statemachine.state import Accusation, FleetState, Node
 
@@ -27,12 +28,12 @@ def declare_losses(state: FleetState, now_ms: int, policy: Policy) -> Decision |
         e.NodeLost(
             node=name,
             incarnation=state.nodes[name].incarnation,
-            reason="; ".join(dict.fromkeys(entry.text for entry in entries)),
-            evidence=tuple(entry.position for entry in entries),
+            reason=brief(dict.fromkeys(entry.text for entry in entries)),
+            evidence=evidence(entry.position for entry in entries),
         )
         for name, entries in condemned.items()
     )
-    return Decision(lost, f"lost: {', '.join(condemned)}")
+    return Decision(lost, f"lost: {brief(condemned, ', ')}")
 
 
 def _in_order(state: FleetState, now_ms: int) -> list[tuple[NodeId, Accusation]]:

@@ -6,6 +6,7 @@ from statemachine.decide_capacity import restart, without_replicas
 from statemachine.decision import Decision
 from statemachine.ids import NodeId, Slot
 from statemachine.lifecycle import NodeState, Phase
+from statemachine.parts import brief
 from statemachine.planning import (
     abort_of,
     change_of,
@@ -80,7 +81,7 @@ def _why_hopeless(state: FleetState, job: Job, pending: Transition, now_ms: int)
         if handover.joiner in pending.applied or handover.kind != "leaver":
             continue
         if not any(_is_leaving(state, name) for name in handover.sources):
-            gone = ", ".join(handover.sources)
+            gone = brief(handover.sources, ", ")
             return f"{handover.joiner} cannot have the state of {gone}, which is gone"
     if not planned:
         return ""
@@ -119,7 +120,7 @@ def _repair(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decisio
 
 def _why_parked(state: FleetState, job: Job, now_ms: int) -> str:
     why = _why_hopeless(state, job, job.pending, now_ms) if job.pending is not None else ""
-    slots = ", ".join(str(slot) for slot in sorted(job.unproven)) or "no slot"
+    slots = brief((str(slot) for slot in sorted(job.unproven)), ", ") or "no slot"
     return why or f"the state of slots {slots} was never seen to arrive"
 
 
@@ -162,7 +163,7 @@ def _plan_repair(
     evidence: tuple[int, ...] = (),
 ) -> Decision:
     events: list[e.AnyEvent] = []
-    reason = "; ".join(words)
+    reason = brief(words)
     plan = plan_of(
         state,
         job,
@@ -176,4 +177,4 @@ def _plan_repair(
     )
     if job.pending is not None and job.pending.phase is Phase.PREPARING:
         events += abort_of(job, job.pending, "overtaken by a further loss").events
-    return Decision((*events, plan), reason)
+    return Decision((*events, *plan), reason)

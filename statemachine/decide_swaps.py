@@ -6,6 +6,7 @@ from statemachine.decision import Decision
 from statemachine.evolve_health import withheld_mark
 from statemachine.ids import NodeId
 from statemachine.lifecycle import NodeState
+from statemachine.parts import brief
 from statemachine.planning import budget_left, change_of, open_jobs, plan_of, why_out
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node, Transition, is_harmful
@@ -51,7 +52,7 @@ def _swap(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision 
         words.append(f"{choice.node.node} takes slot {node.slot} of {name}: {why}")
     if not changes:
         return None
-    reason = "; ".join(words)
+    reason = brief(words)
     plan = plan_of(
         state,
         job,
@@ -63,7 +64,7 @@ def _swap(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision 
         evidence=tuple(position for position in evidence if position),
         choices=tuple(choices),
     )
-    return Decision((plan,), reason)
+    return Decision(plan, reason)
 
 
 def withhold_acts(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:

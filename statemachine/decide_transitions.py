@@ -5,6 +5,7 @@ from statemachine.decision import Decision
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Epoch, NodeId, Slot
 from statemachine.lifecycle import Phase
+from statemachine.parts import brief, commit_in_parts
 from statemachine.planning import abort_of, open_jobs, why_out
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Transition, is_harmful
@@ -33,13 +34,13 @@ def _advance_preparing(
 ) -> Decision | None:
     if pending.gone:
         gone = tuple(sorted(pending.gone))
-        return abort_of(job, pending, f"{', '.join(gone)} went away while preparing", gone)
+        return abort_of(job, pending, f"{brief(gone, ', ')} went away while preparing", gone)
     unwanted = _no_longer_wanted(state, pending, policy)
     if unwanted:
-        return abort_of(job, pending, f"no reason is left to take {', '.join(unwanted)} out")
+        return abort_of(job, pending, f"no reason is left to take {brief(unwanted, ', ')} out")
     unfit = [c.joiner for c in pending.plan.changes if _is_unfit(state, c.joiner)]
     if unfit:
-        return abort_of(job, pending, f"{', '.join(unfit)} may not take a slot any more")
+        return abort_of(job, pending, f"{brief(unfit, ', ')} may not take a slot any more")
     if pending.refused and pending.plan.motive is not e.Motive.UNPLANNED:
         first = pending.refused[0]
         reason = f"{first.node} refused: {first.reason}"
@@ -96,7 +97,7 @@ def _blocked(state: FleetState, job: Job, pending: Transition, policy: Policy) -
     plan, awaited = pending.plan, pending.awaited()
     waited_s = (plan.deadline_at_ms - pending.planned_at_ms) / 1000
     if plan.motive is e.Motive.PLANNED:
-        reason = f"prepare deadline: no answer from {', '.join(awaited)} within {waited_s:.1f} s"
+        reason = f"prepare deadline: no answer from {brief(awaited, ', ')} within {waited_s:.1f} s"
         return abort_of(job, pending, reason, awaited, retry_after_s=policy.retry_cooldown_s)
     refusers = _refusers(pending)
     silent = tuple(name for name in awaited if name not in refusers)
@@ -126,7 +127,7 @@ def _lose(state: FleetState, names: tuple[NodeId, ...], reason: str) -> Decision
         )
         for name in names
     )
-    return Decision(events, f"lost: {', '.join(names)}: {reason}")
+    return Decision(events, f"lost: {brief(names, ', ')}: {reason}")
 
 
 def _commit(
@@ -167,7 +168,7 @@ def _commit(
         deadline_at_ms=now_ms + round(policy.commit_deadline_s * 1000),
         reason=reason,
     )
-    return Decision((event,), reason)
+    return Decision(commit_in_parts(event), reason)
 
 
 def _advance_committed(

@@ -14,6 +14,7 @@ from statemachine import events as e
 from statemachine import evolve_health as health
 from statemachine import evolve_jobs as jobs
 from statemachine import evolve_nodes as nodes
+from statemachine import evolve_transitions as transitions
 from statemachine.errors import BadPolicy
 from statemachine.policy import policy_of
 from statemachine.state import FleetState
@@ -79,20 +80,24 @@ def _folder_of(event: e.AnyEvent) -> Folder:
             return health.verdict_withdrawn
         case e.ActWithheld():
             return health.withheld
+        case e.ChangesDrafted():
+            return transitions.drafted
+        case e.SourcesChosen():
+            return transitions.sources_chosen
         case e.TransitionPlanned():
-            return jobs.planned
+            return transitions.planned
         case e.TransitionPrepared():
-            return jobs.prepared
+            return transitions.prepared
         case e.TransitionRefused():
-            return jobs.refused
+            return transitions.refused
         case e.TransitionCommitted():
-            return jobs.committed
+            return transitions.committed
         case e.TransitionApplied():
-            return jobs.applied
+            return transitions.applied
         case e.TransitionFinished():
-            return jobs.transition_finished
+            return transitions.transition_finished
         case e.TransitionAborted():
-            return jobs.aborted
+            return transitions.aborted
         case e.NodeQuarantined() | e.NodeDrained() | e.NodePooled() | e.NodeRetired():
             return health.placed
         case e.SweepRequested():

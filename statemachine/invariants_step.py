@@ -22,7 +22,9 @@ DECISIONS: Final = (
     e.JobRestarted,
     e.WarmupStarted,
     e.ActWithheld,
+    e.ChangesDrafted,
     e.TransitionPlanned,
+    e.SourcesChosen,
     e.TransitionCommitted,
     e.TransitionFinished,
     e.TransitionAborted,
@@ -40,7 +42,9 @@ _OF_JOB: Final = (
     e.JobFinished,
     e.JobRestarted,
     e.WarmupStarted,
+    e.ChangesDrafted,
     e.TransitionPlanned,
+    e.SourcesChosen,
     e.TransitionCommitted,
     e.TransitionFinished,
     e.TransitionAborted,
@@ -67,9 +71,9 @@ def step_breaches(before: FleetState, recorded: e.Recorded, after: FleetState) -
             if not event.evidence or max(event.evidence) > before.position:
                 yield 20, f"{event.node} is lost by evidence {event.evidence}"
         case e.TransitionPlanned():
-            yield from _planned(before, event, recorded.at_ms)
+            yield from _planned(before, _whole_plan(event, after), recorded.at_ms)
         case e.TransitionCommitted():
-            yield from _committed(before, event)
+            yield from _committed(before, _whole_commit(event, after))
         case e.TransitionFinished() | e.TransitionAborted():
             yield from _ended(before, event)
         case e.NodeQuarantined() | e.NodeDrained() | e.NodePooled() | e.NodeRetired():
@@ -126,10 +130,27 @@ def _effect(before: FleetState, event: e.AnyEvent, after: FleetState) -> Found:
 # --- transitions ------------------------------------------------------------------------------
 
 
+def _whole_plan(plan: e.TransitionPlanned, after: FleetState) -> e.TransitionPlanned:
+    """A plan with what was left out of its event; see `parts`."""
+    job = after.jobs.get(plan.job)
+    pending = job.pending if job is not None else None
+    known = pending is not None and pending.plan.transition == plan.transition
+    return pending.plan if pending is not None and known else plan
+
+
+def _whole_commit(commit: e.TransitionCommitted, after: FleetState) -> e.TransitionCommitted:
+    job = after.jobs.get(commit.job)
+    pending = job.pending if job is not None else None
+    said = pending.committed if pending is not None else None
+    return said if said is not None and said.transition == commit.transition else commit
+
+
 def _planned(before: FleetState, plan: e.TransitionPlanned, at_ms: int) -> Found:
     job = before.jobs.get(plan.job)
     if job is None:
         return
+    if plan.parts and (job.draft is None or job.draft.parts != plan.parts):
+        yield 22, f"t{plan.transition} has {plan.parts} parts, and they are not all there"
     if plan.transition != job.last_transition + 1:
         yield 22, f"t{plan.transition} of {plan.job} follows t{job.last_transition}"
     if plan.from_epoch != job.epoch:
@@ -184,6 +205,8 @@ def _committed(before: FleetState, commit: e.TransitionCommitted) -> Found:
         return
     if pending.phase is not Phase.PREPARING:
         yield 19, f"t{commit.transition} commits twice"
+    if commit.parts and commit.parts != pending.chosen_parts:
+        yield 22, f"t{commit.transition} has {commit.parts} parts, and they are not all there"
     if commit.epoch != job.epoch + 1:
         yield 12, f"t{commit.transition} commits epoch {commit.epoch} at epoch {job.epoch}"
     for name in pending.plan.required:

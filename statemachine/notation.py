@@ -17,6 +17,7 @@ import msgspec
 from statemachine import events as e
 from statemachine.ids import NodeId, Slot
 from statemachine.lifecycle import NodeState, Phase
+from statemachine.parts import brief
 from statemachine.state import FleetState, Job, Node, Transition
 
 NAMES_MAX: Final = 16
@@ -131,14 +132,21 @@ def _words_of(event: e.AnyEvent) -> str:
     match event:
         case e.TransitionPlanned():
             head = f"{event.job} t{event.transition} {event.motive}: {_changes(event)}"
-            return _joined(head, f"needs {listed(event.required)}", event.reason)
+            needs = "whom it concerns" if event.implied else listed(event.required)
+            return _joined(head, f"needs {needs}", event.reason)
+        case e.ChangesDrafted():
+            return _joined(f"{event.job} t{event.transition} {_changes(event)}", event.reason)
+        case e.SourcesChosen():
+            head = f"{event.job} t{event.transition}"
+            return _joined(head, brief(_handover(h) for h in event.handovers), event.reason)
         case e.TransitionPrepared():
             head = f"{event.job} t{event.transition} {event.node}.{event.incarnation}"
             return _joined(head, _report(event.report))
         case e.TransitionCommitted():
             step = f"resume at {event.resume_step}" if event.resume_step >= 0 else ""
             head = f"{event.job} t{event.transition} epoch {event.epoch}"
-            return _joined(head, step, *(_handover(h) for h in event.handovers), event.reason)
+            told = brief(_handover(h) for h in event.handovers)
+            return _joined(head, step, told, event.reason)
         case e.TransitionAborted():
             pause = f"pause of {event.retry_after_ms} ms" if event.retry_after_ms else ""
             return _joined(f"{event.job} t{event.transition}", pause, event.reason)
@@ -188,10 +196,12 @@ def _field(event: Any, name: str) -> str:
     return f"{mark}{value}"
 
 
-def _changes(plan: e.TransitionPlanned) -> str:
-    parts = [_change(change) for change in plan.changes]
-    parts += [f"slot {drop.slot} left empty" for drop in plan.drops]
-    return ", ".join(parts) or "nobody moves"
+def _changes(plan: e.TransitionPlanned | e.ChangesDrafted) -> str:
+    words = [_change(change) for change in plan.changes]
+    words += [f"slot {drop.slot} left empty" for drop in plan.drops]
+    if isinstance(plan, e.TransitionPlanned) and plan.parts:
+        words.append(f"what {plan.parts} parts say")
+    return brief(words, ", ") or "nobody moves"
 
 
 def _change(change: e.Change) -> str:
@@ -225,10 +235,10 @@ def names_in(event: e.AnyEvent) -> frozenset[NodeId]:
     plain: Any = event
     names = {getattr(plain, field, "") for field in ("node", "peer", "partner", "blames")}
     match event:
-        case e.TransitionPlanned():
+        case e.TransitionPlanned() | e.ChangesDrafted():
             names |= {name for c in event.changes for name in (c.joiner, c.leaver)}
             names |= {drop.node for drop in event.drops}
-        case e.TransitionCommitted():
+        case e.TransitionCommitted() | e.SourcesChosen():
             names |= {h.joiner for h in event.handovers}
         case e.TransitionAborted():
             names |= set(event.blockers)

@@ -1,14 +1,16 @@
 """What the rules about jobs share: drawing up a plan, giving one up, and why a node shall leave."""
 
+from msgspec.structs import replace
+
 from statemachine import events as e
+from statemachine import parts
 from statemachine.choose import Choice
 from statemachine.decision import Decision
-from statemachine.evolve_jobs import live_holders
-from statemachine.ids import Incarnation, NodeId, Position, Slot, TransitionId
+from statemachine.evolve_transitions import required_of
+from statemachine.ids import Incarnation, NodeId, Slot, TransitionId
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node, Transition, is_harmful
-from statemachine.transition import required_members
 
 
 def open_jobs(state: FleetState) -> list[Job]:
@@ -39,26 +41,26 @@ def plan_of(
     evidence: tuple[int, ...] = (),
     choices: tuple[Choice, ...] = (),
     drops: tuple[e.Drop, ...] = (),
-) -> e.TransitionPlanned:
-    """The next transition of a job; whoever must acknowledge follows from motive and layout."""
-    held = live_holders(state, job)
-    givers = givers_of(state, job) if motive is e.Motive.UNPLANNED else ()
-    needed = tuple(giver for giver in givers if not _has_replica(job, giver.slot))
-    return e.TransitionPlanned(
+) -> tuple[e.AnyEvent, ...]:
+    """The next transition of a job, in as many events as it takes; whoever must acknowledge follows
+    from motive and layout.
+    """
+    plan = e.TransitionPlanned(
         job=job.job,
         transition=TransitionId(job.last_transition + 1),
         motive=motive,
         from_epoch=job.epoch,
         changes=changes,
-        required=required_members(motive, job.layout, changes, held, drops=drops, givers=needed),
+        required=(),
         deadline_at_ms=now_ms + round(deadline_s * 1000),
         reason=reason,
-        evidence=tuple(Position(position) for position in evidence),
+        evidence=parts.evidence(evidence),
         replaces=job.pending.plan.transition if job.pending is not None else TransitionId(0),
-        considered=tuple(line for choice in choices for line in choice.considered),
+        considered=parts.considered(line for choice in choices for line in choice.considered),
         drops=drops,
-        givers=givers,
+        givers=givers_of(state, job) if motive is e.Motive.UNPLANNED else (),
     )
+    return parts.plan_in_parts(replace(plan, required=required_of(state, job, plan)))
 
 
 def losses_of(state: FleetState, job: Job) -> tuple[int, ...]:
@@ -81,7 +83,7 @@ def abort_of(
         job=job.job,
         transition=pending.plan.transition,
         reason=reason,
-        blockers=blockers,
+        blockers=blockers[: parts.LISTED_MAX],
         retry_after_ms=round(retry_after_s * 1000),
         stalls=stalls,
     )
@@ -124,14 +126,6 @@ def givers_of(state: FleetState, job: Job) -> tuple[e.Giver, ...]:
         if node is not None and node.state is NodeState.LEAVING and node.job == job.job:
             found.append(e.Giver(slot=slot, node=node.node, incarnation=node.incarnation))
     return tuple(found)
-
-
-def _has_replica(job: Job, slot: Slot) -> bool:
-    """Whether a live member that has the state holds the same as a slot."""
-    lacking = (job.vacant, job.unproven, job.idle)
-    return any(
-        not any(other in slots for slots in lacking) for other in job.layout.replicas_of(slot)
-    )
 
 
 def why_out(state: FleetState, node: Node, policy: Policy) -> str:

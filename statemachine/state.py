@@ -15,7 +15,10 @@ from rpds import HashTrieMap, HashTrieSet
 
 from statemachine.events import (
     CertificateIssued,
+    Change,
+    Drop,
     GroupBroken,
+    Handover,
     JobDeclared,
     RecordingMade,
     SweepRequested,
@@ -147,8 +150,19 @@ class Node(Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
+class Draft(Struct, frozen=True, kw_only=True, gc=False):
+    """The parts of a plan to come that are in the log so far."""
+
+    transition: TransitionId
+    parts: int = 0
+    changes: tuple[Change, ...] = ()
+    drops: tuple[Drop, ...] = ()
+
+
 class Transition(Struct, frozen=True, kw_only=True, gc=False):
-    """The one pending transition of a job, with what its members said."""
+    """The one pending transition of a job, with what its members said; `plan` and `committed` are
+    whole, whatever was left out of their events.
+    """
 
     plan: TransitionPlanned
     phase: Phase
@@ -163,6 +177,9 @@ class Transition(Struct, frozen=True, kw_only=True, gc=False):
     """Those of `members` whose incarnation is over."""
     prepared: HashTrieMap[NodeId, TransitionPrepared] = field(default_factory=HashTrieMap)
     refused: tuple[TransitionRefused, ...] = ()
+    chosen: tuple[Handover, ...] = ()
+    """Handovers of the commit to come, and in how many parts they were said."""
+    chosen_parts: int = 0
     committed: TransitionCommitted | None = None
     committed_at_ms: int = 0
     applied: HashTrieMap[NodeId, TransitionApplied] = field(default_factory=HashTrieMap)
@@ -212,6 +229,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     """The first word of this epoch that a group broke although nobody died."""
     broken_position: Position = Position(0)
     pending: Transition | None = None
+    draft: Draft | None = None
     last_transition: TransitionId = TransitionId(0)
     cooldown_until_ms: int = 0
     stop_requested: bool = False

@@ -10,7 +10,7 @@ received) takes the state of K from a replica. The run resumes at K+1.
 What may not be here: time, choice of nodes (`decide`), delivery (`participant`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -27,6 +27,7 @@ from statemachine.events import (
 )
 from statemachine.ids import NodeId, Slot
 from statemachine.layout import Layout
+from statemachine.parts import SOURCES_MAX, WORDS_MAX, brief
 from statemachine.replicas import first_replicas
 
 _NONE: Final[Mapping[Slot, tuple[NodeId, Report]]] = MappingProxyType({})
@@ -81,7 +82,8 @@ def planned_handovers(
         handover = Handover(
             slot=change.slot,
             joiner=change.joiner,
-            sources=tuple(held[s] for s in replicas if s in held) or (change.leaver,),
+            sources=_some(change.slot, [held[s] for s in replicas if s in held])
+            or (change.leaver,),
             kind="leaver" if change.leaver else "replica",
         )
         handovers.append(handover)
@@ -112,7 +114,7 @@ def resume_point(
     for slot in sorted(members):
         if slot in current:
             continue
-        sources = tuple(members[s] for s in layout.replicas_of(slot) if s in current)
+        sources = _some(slot, [members[s] for s in layout.replicas_of(slot) if s in current])
         if sources:
             handovers.append(Handover(slot=slot, joiner=members[slot], sources=sources))
             continue
@@ -131,6 +133,16 @@ def resume_point(
         missing=tuple(missing),
         reason=_resume_reason(last, listed, tuple(handovers), tuple(missing)),
     )
+
+
+def _some(slot: Slot, replicas: Sequence[NodeId]) -> tuple[NodeId, ...]:
+    """So many of the replicas of a slot as give its state at once; of many, those that joiners of
+    neighbouring slots do not ask as well.
+    """
+    if len(replicas) <= SOURCES_MAX:
+        return tuple(replicas)
+    first = slot * SOURCES_MAX % len(replicas)
+    return tuple((*replicas[first:], *replicas[:first])[:SOURCES_MAX])
 
 
 def _applies(report: Report, last: int) -> bool:
@@ -175,13 +187,15 @@ def _resume_reason(
     if apply:
         parts.append(f"slots {_listed(apply)} hold its gradients and apply it now")
     parts += [f"slot {h.slot} receives it from {', '.join(h.sources)}" for h in handovers]
+    if len(parts) > WORDS_MAX:
+        parts = [*parts[:WORDS_MAX], f"{len(parts) - WORDS_MAX} more receive it likewise"]
     if missing:
         parts.append(f"no live member holds the state of slots {_listed(missing)}")
     return "; ".join(parts)
 
 
 def _listed(slots: tuple[Slot, ...]) -> str:
-    return ", ".join(str(slot) for slot in slots)
+    return brief((str(slot) for slot in slots), ", ")
 
 
 def target_members(held: Mapping[Slot, NodeId], plan: TransitionPlanned) -> dict[Slot, NodeId]:

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from statemachine import (
     decide_slots,
     decide_transitions,
-    evolve_jobs,
     evolve_nodes,
+    evolve_transitions,
     participant,
     state,
 )
@@ -74,20 +74,20 @@ def answers_for_the_dead(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_the_epoch(patch: pytest.MonkeyPatch) -> None:
     """A commit does not raise the epoch."""
-    committed = evolve_jobs.committed
+    committed = evolve_transitions.committed
 
     def same_epoch(fleet: FleetState, event: e.TransitionCommitted) -> FleetState:
         after = committed(fleet, event)
         job = replace(after.jobs[event.job], epoch=fleet.jobs[event.job].epoch)
         return replace(after, jobs=after.jobs.insert(event.job, job))
 
-    patch.setattr(evolve_jobs, "committed", same_epoch)
+    patch.setattr(evolve_transitions, "committed", same_epoch)
     patch.setattr("statemachine.evolve._FOLDERS", {})
 
 
 def believes_ghosts(patch: pytest.MonkeyPatch) -> None:
     """What any life of a node acknowledges counts for its present one."""
-    prepared = evolve_jobs.prepared
+    prepared = evolve_transitions.prepared
 
     def of_any_life(fleet: FleetState, event: e.TransitionPrepared) -> FleetState:
         node = fleet.nodes.get(event.node)
@@ -100,7 +100,7 @@ def believes_ghosts(patch: pytest.MonkeyPatch) -> None:
         job = replace(after.jobs[event.job], pending=replace(pending, prepared=acks))
         return replace(after, jobs=after.jobs.insert(event.job, job))
 
-    patch.setattr(evolve_jobs, "prepared", of_any_life)
+    patch.setattr(evolve_transitions, "prepared", of_any_life)
     patch.setattr("statemachine.evolve._FOLDERS", {})
 
 
