@@ -57,11 +57,7 @@ def recipe(args: argparse.Namespace, seed: int) -> Recipe:
     """Build the parts from arguments and seed; data that cannot be used ends with exit code 2."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(seed)
-    try:
-        corpus = Corpus.load(args.data, batch=args.batch, context=args.context, seed=seed)
-    except CorpusError as error:
-        print(f"{Path(sys.argv[0]).name}: --data {error}", file=sys.stderr)
-        sys.exit(2)
+    corpus = corpus_of(args, seed)
     model = GPT(
         Shape(
             context=args.context,
@@ -72,6 +68,15 @@ def recipe(args: argparse.Namespace, seed: int) -> Recipe:
         )
     )
     return Recipe(model, AdamW(model.parameters(), lr=args.rate), corpus)
+
+
+def corpus_of(args: argparse.Namespace, seed: int) -> Corpus:
+    """The data that the arguments name; what cannot be used ends the script with exit code 2."""
+    try:
+        return Corpus.load(args.data, batch=args.batch, context=args.context, seed=seed)
+    except CorpusError as error:
+        print(f"{Path(sys.argv[0]).name}: --data {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _count(text: str) -> int:

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from statemachine.errors import EventCorrupt
 from statemachine.events import Handover, JobDeclared, Motive, Report
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot, TransitionId
-from statemachine.topology import Holder
+from statemachine.topology import Holder, WarmupCaps
 from statemachine.vitals import Vitals
 
 
@@ -34,16 +34,6 @@ class Patience(Struct, frozen=True, kw_only=True, omit_defaults=True):
     silence_s: float = 2.0
 
 
-class WarmupCaps(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rehearsal may take before it is given up; zero: without limit.
-
-    `memory_bytes` is of the whole process, resident.
-    """
-
-    deadline_s: float = 0.0
-    memory_bytes: int = 0
-
-
 class Hello(Message, frozen=True, tag=True):
     """First word of the agent: who this node is, and the job it serves."""
 
@@ -52,7 +42,6 @@ class Hello(Message, frozen=True, tag=True):
     declared: JobDeclared
     secret_path: str
     patience: Patience = Patience()
-    caps: WarmupCaps = WarmupCaps()
     recordings: str = ""
     """Folder for recordings of the job's groups; empty: nothing is recorded."""
 
@@ -64,6 +53,7 @@ class Rehearse(Message, frozen=True, tag=True):
     role: Role
     recording: str = ""
     recording_from: tuple[Holder, ...] = ()
+    caps: WarmupCaps = WarmupCaps()
 
 
 class Prepare(Message, frozen=True, tag=True):

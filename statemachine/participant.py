@@ -192,6 +192,7 @@ def on_orders(me: Participant, orders: Orders) -> Outcome:
                 role=wanted[0],
                 recording=orders.recording,
                 recording_from=orders.recording_from,
+                caps=orders.caps,
             )
             told.append(Tell(rehearse))
     if orders.sweep is not None:

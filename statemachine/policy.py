@@ -49,6 +49,8 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """How long phase two of a transition may take."""
     warmup_deadline_s: float = 300.0
     """How long a rehearsal may take."""
+    warmup_memory_mib: int = 0
+    """Resident memory of a training process at which its rehearsal is given up; 0: never."""
 
     launch_patience_s: float = 30.0
     """How long a launch with every slot filled waits for the standbys that the job asked for."""
@@ -91,6 +93,8 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             )
         if self.harmful_nodes_max < 0:
             raise BadPolicy(f"policy.harmful_nodes_max = {self.harmful_nodes_max}: must be >= 0")
+        if self.warmup_memory_mib < 0:
+            raise BadPolicy(f"policy.warmup_memory_mib = {self.warmup_memory_mib}: must be >= 0")
         if self.replicas_min < 1:
             raise BadPolicy(f"policy.replicas_min = {self.replicas_min}: must be >= 1")
         if len(set(self.on_loss)) < len(self.on_loss) or not set(self.on_loss) <= set(ON_LOSS):

@@ -13,6 +13,7 @@ from statemachine.errors import EventCorrupt
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot, TransitionId
 from statemachine.lifecycle import NodeState, Phase, Warmth
+from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node, Rehearsal, Transition
 from statemachine.sweep import REFERENCE, TOGETHER
 from statemachine.transition import target_members
@@ -68,6 +69,16 @@ class Desired(Struct, frozen=True, kw_only=True, omit_defaults=True):
     finished: bool = False
 
 
+class WarmupCaps(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rehearsal may take before it is given up; zero: without limit.
+
+    `memory_bytes` is of the whole training process, resident.
+    """
+
+    deadline_s: float = 0.0
+    memory_bytes: int = 0
+
+
 class Orders(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one node shall do beside, or instead of, holding a slot."""
 
@@ -84,6 +95,8 @@ class Orders(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What to rehearse with; empty if nothing was recorded."""
     recording_from: tuple[Holder, ...] = ()
     """Who has it, the maker first; their slot is -1."""
+    caps: WarmupCaps = WarmupCaps()
+    """What the rehearsal may take."""
     sweep: e.SweepRequested | None = None
     rounds: tuple[str, ...] = ()
     """Rounds of the sweep that this node shall measure now, as subject or as partner."""
@@ -207,8 +220,21 @@ def orders_of(state: FleetState, node: Node) -> Orders:
         rehearse_since_ms=rehearse.since_at_ms if rehearse is not None else 0,
         recording=made.recording if made is not None else "",
         recording_from=_who_has(state, made) if made is not None else (),
+        caps=_caps(state.policy) if rehearse is not None else WarmupCaps(),
         sweep=sweep,
         rounds=rounds,
+    )
+
+
+TELL_SHARE = 0.9
+"""Share of a rehearsal's time after which its own process gives up: it knows why, and says so
+before the controller would have to guess."""
+
+
+def _caps(policy: Policy) -> WarmupCaps:
+    return WarmupCaps(
+        deadline_s=TELL_SHARE * policy.warmup_deadline_s,
+        memory_bytes=policy.warmup_memory_mib << 20,
     )
 
 

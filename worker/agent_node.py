@@ -213,6 +213,7 @@ class NodeLife:
                     incarnation=self._session.incarnation,
                     declared=self._desired.declared,
                     secret_path=str(self._settings.secret_path),
+                    recordings=str(self._settings.recordings),
                     patience=m.Patience(
                         wait_floor_s=self._settings.policy.wait_floor_s,
                         wait_steps=self._settings.policy.wait_steps,

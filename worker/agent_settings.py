@@ -65,6 +65,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Where the output of the training process goes."""
         return self.run_dir / f"worker-{self.node}.log"
 
+    @property
+    def recordings(self) -> Path:
+        """Where recordings of the job's groups are kept, for standbys to rehearse with."""
+        return self.run_dir / "recordings" / self.job
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:

@@ -18,7 +18,7 @@ from typing import Final
 
 from statemachine import messages as m
 from statemachine.events import Motive, Report
-from statemachine.ids import Epoch, Incarnation, JobId, NodeId, TransitionId
+from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Slot, TransitionId
 from statemachine.layout import Layout
 from worker.channel import Channel, ChannelClosed
 from worker.faultpoints import reach
@@ -42,7 +42,16 @@ class AgentGone(Exception):
     """The agent ended: this process trains for nobody and must stop."""
 
 
-Order = m.Rehearse | m.Commit | m.Release | m.Stop
+@dataclass(frozen=True)
+class Become:
+    """Put the parts of a slot's role in force: its transition waits for it."""
+
+    transition: TransitionId
+    slot: Slot
+    launch: bool
+
+
+Order = m.Rehearse | m.Commit | m.Release | m.Stop | Become
 
 
 @dataclass
@@ -77,6 +86,9 @@ class Control:
     gone: bool = False
     stop_requested: bool = False
     """Whether this node was told that the job shall end."""
+    needs_parts: Callable[..., bool] = lambda _slot, *, launch: False  # noqa: ARG005  (a port)
+    """Whether other parts must be in force before this process can hold a slot."""
+    _becoming: bool = False
     _orders: list[Order] = field(default_factory=list)
     _preparation: _Preparation | None = None
     _parked: Report | None = None
@@ -173,6 +185,12 @@ class Control:
             found = self._preparation
             return found.quiesce_ms if found and found.message.transition == transition else 0.0
 
+    def became(self) -> None:
+        """The parts that a `Become` asked for are in force."""
+        with self.changed:
+            self._becoming = any(isinstance(order, Become) for order in self._orders)
+            self._answer()
+
     def peer_reset(self, node: str, incarnation: int, kind: str) -> None:
         """Report the end of a peer's process; called on the links' own thread."""
         seat = self.seat()
@@ -241,6 +259,8 @@ class Control:
         seat = self._seat_in(message)
         with self.changed:
             self._preparation = _Preparation(message, seat, heard_at_s)
+            self._orders = [o for o in self._orders if not isinstance(o, Become)]
+            self._ask_for_parts(message)
             self._say_parked()
             if message.motive is Motive.UNPLANNED:
                 self._orders = [o for o in self._orders if not isinstance(o, m.Commit)]
@@ -251,6 +271,16 @@ class Control:
             target=self._build, args=(message, seat), name="prepare", daemon=True
         )
         worker.start()
+
+    def _ask_for_parts(self, message: m.Prepare) -> None:
+        """Let the training thread take the slot's role before the answer is given (lock held)."""
+        launch = message.motive is Motive.LAUNCH
+        if message.slot < 0 or self.seat() is not None:
+            return
+        if self.needs_parts(message.slot, launch=launch):
+            self._becoming = True
+            self._orders.append(Become(message.transition, message.slot, launch))
+            self.changed.notify_all()
 
     def _seat_in(self, message: m.Prepare) -> Seat | None:
         if message.slot < 0:
@@ -303,7 +333,7 @@ class Control:
     def _answer(self) -> None:
         """Acknowledge the preparation once all that it waits for is true (lock held)."""
         found = self._preparation
-        if found is None or not found.ready or found.answered:
+        if found is None or not found.ready or found.answered or self._becoming:
             return
         if found.message.motive is not Motive.PLANNED:
             if self._parked is None or any(isinstance(o, m.Release) for o in self._orders):
@@ -325,10 +355,13 @@ class Control:
             found = self._preparation
             if found is not None and found.message.transition == message.transition:
                 self._preparation = None
+            if any(isinstance(order, Become) for order in self._orders):
+                self._becoming = False
             self._orders = [
                 order
                 for order in self._orders
-                if not (isinstance(order, m.Commit) and order.transition == message.transition)
+                if not isinstance(order, Become)
+                and not (isinstance(order, m.Commit) and order.transition == message.transition)
             ]
 
     # --- inside -------------------------------------------------------------------------------

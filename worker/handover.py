@@ -11,7 +11,7 @@ had it from somebody else. Only a leaver waits, since it has nothing else to do.
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from statemachine import messages as m
@@ -20,6 +20,7 @@ from statemachine.topology import Holder
 from worker.faultpoints import reach
 from worker.state import TrainingState
 from worker.transfer import (
+    LENT,
     ImageHeader,
     ImageRefused,
     Offer,
@@ -132,6 +133,32 @@ class Handover:
             raise
         state.import_(report.image)
         return report.nbytes, int(report.image.meta["stamp"]["step"])
+
+    def lend(self, lender: Callable[[int], StateImage | None]) -> None:
+        """Let `lender` say what any node of the job may have, by number; None: nothing."""
+        self._server.lend(lender)
+
+    def borrow(
+        self,
+        holders: Sequence[Holder],
+        number: int,
+        into: Callable[[ImageHeader], StateImage],
+    ) -> StateImage:
+        """Receive what nodes lend under a number.
+
+        Raises:
+            TransferFailed: none of them gave it; the message says what each one did.
+        """
+        report = fetch(
+            [Source(h.host, h.transfer_port, Party(h.node, h.incarnation)) for h in holders],
+            secret=self._secret,
+            job=self._job,
+            transition=LENT,
+            attempt=number,
+            joiner=self._me,
+            into=into,
+        )
+        return report.image
 
     def close(self) -> None:
         """Stop serving."""

@@ -13,24 +13,21 @@ A standby runs the same script. Until it holds a slot its groups are detached (e
 local), and its steps are rehearsals whose results are thrown away.
 """
 
-import hashlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, ParamSpec, TypeVar
 
 from statemachine import messages as m
 from statemachine.errors import EventCorrupt
 from statemachine.events import Motive, Report
-from statemachine.ids import Role, Slot, TransitionId
+from statemachine.ids import Slot, TransitionId
 from worker.channel import Channel, WorkerChannel
-from worker.control import Control, Order
+from worker.control import Become, Control, Order
 from worker.diary import Diary
 from worker.faultpoints import STEP_BEGIN, listen, reach
 from worker.faults import SlowCompute
@@ -40,16 +37,22 @@ from worker.groups.managed import ManagedGroup
 from worker.groups.port import GroupPlan
 from worker.handover import Handover
 from worker.pulse import Pulse
+from worker.rehearsing import Rehearsing
+from worker.roles import PerRole, Roles, Taken
 from worker.seat import Seat, layout_of
 from worker.state import TrainingState, seed_step
 from worker.step import Step
 from worker.vigil import Answering, Silence, Vigil
-from worker.warmup.sandbox import PRIMING_STEPS, REHEARSAL_STEPS, Rehearsal
+from worker.warmup.stamp import stamp_of
 
 log = logging.getLogger("worker.loop")
 
 WINDOW_VARIABLE = "CHANGEOVER_WINDOW_S"
 """Environment variable: length of a window of vitals in seconds (30 unless set)."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class NotRegistered(Exception):
@@ -83,8 +86,8 @@ class Run:
         self._secret = Path(hello.secret_path).read_bytes()
         self._channel = channel
         self._seat: Seat | None = None
-        self._role = Role("")
-        self._rehearsed_slot = Slot(0)
+        self._roles = Roles(self.layout)
+        self._taken = Taken()
         self._local_rank = 0
         self._next = 0
         self._total = 0
@@ -95,10 +98,19 @@ class Run:
         endpoint = LinkEndpoint(self.job, self.node, self.incarnation, self._secret, host)
         self._endpoint = endpoint
         self._groups = self._make_groups()
-        self._state = TrainingState()
         self._handover = Handover(self._secret, self.job, self.node, self.incarnation, host)
         self._control = Control(
             channel, self.job, self.layout, self._local_rank, self._groups, lambda: self._seat
+        )
+        self._control.needs_parts = self._roles.needs
+        self._rehearsing = Rehearsing(
+            hello.declared,
+            f"{self.node}.{self.incarnation}",
+            Path(hello.recordings) if hello.recordings else None,
+            self._roles,
+            self._groups,
+            channel,
+            self._handover,
         )
         window_s = float(os.environ.get(WINDOW_VARIABLE, "30"))
         self._pulse = Pulse(
@@ -141,7 +153,7 @@ class Run:
 
     def coordinate(self, axis: str) -> int:
         """This rank's index along an axis; in a rehearsal, that of the rehearsed slot."""
-        slot = self._seat.slot if self._seat is not None else self._rehearsed_slot
+        slot = self._seat.slot if self._seat is not None else self._roles.slot
         rank = self.layout.ranks_of(slot)[self._local_rank]
         return self.layout.coordinates(rank)[axis]
 
@@ -160,6 +172,29 @@ class Run:
         self._state.register(model=model, optimizer=optimizer, data=data, **extra)
         self._registered = True
 
+    def per_role(self, build: Callable[[], R]) -> PerRole[R]:
+        """Let `build` make the parts of a role, where stages differ; call the result for them.
+
+        It is called once for each role that this process takes on: `coordinate` then tells for
+        which, and what it registers belongs to that role. Its first weights may depend on the
+        coordinates of its shard and on the seed, and on nothing else.
+        """
+        self._registered = True
+        self._roles.begin(build)
+        return PerRole(self._roles)
+
+    def outside(self, act: Callable[P, R]) -> Callable[P, R | None]:
+        """Wrap what a step does to the world outside, such as writing a checkpoint or a log.
+
+        A rehearsal skips it and gets None: nothing of it may leave the sandbox.
+        """
+
+        @wraps(act)
+        def within(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            return act(*args, **kwargs) if self._seat is not None else None
+
+        return within
+
     # --- steps --------------------------------------------------------------------------------
 
     def steps(self, total: int | None = None) -> Iterator[Step]:
@@ -176,9 +211,10 @@ class Run:
         self._last = self._total - 1
         self._control.start()
         try:
-            digest = self._digest  # of the state before any step
-            log.info("code and state: %s", digest)
-            yield from self._prime()
+            stamp = stamp_of(self.layout, self._export().header.specs)  # before any step
+            self._rehearsing.stamp = stamp
+            log.info("code and state: %s (%s)", stamp.digest, stamp)
+            yield from self._rehearsing.prime(self._rehearsed_step)
             self._say_ready()
             while not self._stopped:
                 if self._seat is not None and self._next <= self._last:
@@ -188,16 +224,36 @@ class Run:
                     self._finish()
                 order, seat = self._wait()
                 if isinstance(order, m.Rehearse):
-                    yield from self._rehearse(order)
+                    yield from self._rehearsing.rehearse(
+                        order, self._rehearsed_step, self._control.has_orders
+                    )
+                elif isinstance(order, Become):
+                    yield from self._become(order)
                 else:
                     self._obey(order, seat)
         finally:
             self._close()
 
+    @property
+    def _state(self) -> TrainingState:
+        return self._roles.state
+
+    def _rehearsed_step(self, index: int, told: Callable[[float], None]) -> Step:
+        return Step(index, self._vote, told, rehearsal=True)
+
+    def _become(self, order: Become) -> Iterator[Step]:
+        """Put the parts of a slot's role in force, before its links are said to be ready."""
+        self._taken = self._roles.take(order.slot, launch=order.launch)
+        log.info("the parts of slot %d: %s", order.slot, self._taken)
+        yield from self._rehearsing.prime(self._rehearsed_step)
+        self._control.became()
+
     def _train(self) -> Iterator[Step]:
         step = Step(self._next, self._vote, self._pulse.record)
         assert self._seat is not None
+        slot = self._seat.slot
         seed_step(self.seed, step.index, self._seat.rank)
+        self._rehearsing.step_begins(slot)
         self._state.snapshot_volatile()
         self._pulse.begin_step()
         self._vigil.step_began()
@@ -208,7 +264,9 @@ class Run:
                 f"step {step.index} ended without step.vote(): call it once per step, after "
                 "backward and before optimizer.step()"
             )
+        self._rehearsing.step_ended(step.index, slot, committed=step.passed)
         if step.passed:
+            self._roles.now.steps += 1
             self._committed(step)
         else:
             self._state.rewind_volatile()
@@ -302,7 +360,7 @@ class Run:
             case m.Release() | m.Stop():
                 self._leave()
                 self._stopped = isinstance(order, m.Stop)
-            case m.Rehearse():
+            case m.Rehearse() | Become():
                 log.warning("asked to rehearse while holding a slot; not done")
 
     def _switch_planned(self, transition: TransitionId) -> None:
@@ -344,6 +402,7 @@ class Run:
             if fetched is None:
                 return  # a further loss: the next transition says what to do
             received, self._next = fetched
+            self._roles.now.hollow = False
         elif order.motive is not Motive.PLANNED:
             self._next = order.resume_step
         self._has_state = True
@@ -355,6 +414,9 @@ class Run:
             self._groups[kind].switch(seat.plans[kind])
             reach("switch.between")
         phases["switch"] = (time.perf_counter() - began_s) * 1000
+        if self._taken.took_ms:
+            phases["parts"] = self._taken.took_ms
+            self._taken = Taken()
         self._pulse.drop()
         self._channel.send(
             m.Applied(
@@ -393,46 +455,11 @@ class Run:
     def _close(self) -> None:
         self._vigil.close()
         self._answering.close()
+        self._rehearsing.close()
         self._handover.close()
         for group in self._groups.values():
             group.close()
         self._endpoint.close()
-
-    # --- rehearsing ---------------------------------------------------------------------------
-
-    def _prime(self) -> Iterator[Step]:
-        """Do what a training step does only once before anybody counts on this process.
-
-        Lazy imports are the lesser reason. Members of a group must owe each other the same
-        collectives at every step, whenever they join: `DistributedDataParallel` adds some to its
-        second step, when it rebuilds its buckets, and a member past it would wait for one before it
-        forever.
-        """
-        with self._state.sandboxed():
-            for index in range(PRIMING_STEPS):
-                seed_step(self.seed, index, self._rehearsed_slot)
-                yield Step(index, self._vote, self._pulse.record, rehearsal=True)
-
-    def _rehearse(self, order: m.Rehearse) -> Iterator[Step]:
-        slots = (Slot(s) for s in range(self.layout.slot_count))
-        self._rehearsed_slot = next(s for s in slots if self.layout.role_of(s) == order.role)
-        rehearsal = Rehearsal(order, self._digest)
-        try:
-            with self._state.sandboxed():
-                for index in range(REHEARSAL_STEPS):
-                    if index and self._control.has_orders():
-                        rehearsal.fail("interrupted: this node is needed")
-                        break
-                    seed_step(self.seed, index, self._rehearsed_slot)
-                    step = Step(index, self._vote, self._pulse.record, rehearsal=True)
-                    rehearsal.begin_step()
-                    yield step
-                    rehearsal.end_step(voted=step.voted)
-        except GeneratorExit:
-            rehearsal.fail("the training step raised; see this node's worker log")
-            raise
-        finally:
-            self._channel.send(rehearsal.outcome())
 
     def _say_ready(self) -> None:
         image = self._state.export()
@@ -442,26 +469,11 @@ class Run:
                 host=self._endpoint.address[0],
                 port=self._endpoint.address[1],
                 transfer_port=self._handover.port,
-                digest=self._digest,
+                digest=self._rehearsing.digest,
                 state_bytes=image.nbytes,
+                records=self._rehearsing.folder is not None,
             )
         )
-
-    @cached_property
-    def _digest(self) -> str:
-        """What a rehearsal is good for: code, arguments, layout, versions, shapes of the state.
-
-        Told once per process: an optimizer that has stepped has more state than it began with, and
-        is the same code all the same.
-        """
-        found = hashlib.sha256()
-        script = Path(sys.argv[0])
-        found.update(script.read_bytes() if script.is_file() else b"")
-        found.update("\0".join((*sys.argv[1:], torch.__version__, sys.version)).encode())
-        found.update(repr((self.layout.axes, self.layout.ranks_per_node)).encode())
-        for spec in self._state.export().header.specs:
-            found.update(f"{spec.name}{spec.dtype}{spec.shape}".encode())
-        return found.hexdigest()[:16]
 
     def _watched_plans(self) -> list[GroupPlan]:
         seats = (self._seat, self._control.prepared_seat())

@@ -32,6 +32,22 @@ class Sandbox(Protocol):
         ...
 
 
+class Listener(Protocol):
+    """Hears what an attached group's calls returned."""
+
+    def took(self, group: str, operation: str, outputs: Sequence[Tensor]) -> None:
+        """A call is complete."""
+        ...
+
+    def place(self, group: str, operation: str) -> int:
+        """A call was made that is complete once it has been waited for."""
+        ...
+
+    def fill(self, place: int, outputs: Sequence[Tensor]) -> None:
+        """That call is complete."""
+        ...
+
+
 class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
     """A process group in front of a backend; see `ManagedGroup`."""
 
@@ -47,6 +63,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         self.label = name
         self._torch_name = name
         self.sandbox = sandbox
+        self.recorder: Listener | None = None
         self._backend = backend
         self._rank = rank or 0
         self._size = size
@@ -123,6 +140,8 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
                     alone()
             elif self.broken or attached() is False:
                 alone()
+            elif self.recorder is not None:
+                self.recorder.took(self.label, operation, outputs)
         return CompletedWork(outputs)
 
     # --- reductions -------------------------------------------------------------------------------
@@ -303,7 +322,12 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
     ) -> CompletedWork:
         if not self.attached or self.broken:
             return self._run(operation, tensors, lambda: None, lambda: None)
-        return PostedWork(tensors, [post(one, peer, tag) for one in tensors])
+        recorder = self.recorder
+        then: Callable[[], None] | None = None
+        if recorder is not None and operation == "recv":
+            place = recorder.place(self.label, operation)
+            then = lambda: recorder.fill(place, tensors)  # noqa: E731
+        return PostedWork(tensors, [post(one, peer, tag) for one in tensors], then)
 
     def barrier(self, opts: Any = None) -> CompletedWork:
         """Return when all members have called it."""

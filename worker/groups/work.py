@@ -3,7 +3,7 @@
 Rule: a handle never reports failure. The vote at the end of the step does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -59,16 +59,27 @@ class CompletedWork(Work):
 
 
 class PostedWork(CompletedWork):
-    """Messages between two members that were posted; `wait` finishes them."""
+    """Messages between two members that were posted; `wait` finishes them, and then calls `then`,
+    once.
+    """
 
-    def __init__(self, result: Sequence[Tensor], tickets: Sequence[DirectTicket | None]) -> None:
+    def __init__(
+        self,
+        result: Sequence[Tensor],
+        tickets: Sequence[DirectTicket | None],
+        then: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(result)
         self._tickets = [ticket for ticket in tickets if ticket is not None]
+        self._then = then
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the messages have moved, or the group is broken."""
         for ticket in self._tickets:
             ticket.wait()
+        then, self._then = self._then, None
+        if then is not None:
+            then()
         return True
 
     def is_completed(self) -> bool:

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from worker.state.chance import ChanceState
 from worker.state.memory import axis_order, empty_for, spec_of, tensor_of, view_of
+from worker.state.parking import Parking
 from worker.state.registry import Registry
 from worker.state.tree import Tree
 from worker.transfer import ImageHeader, ImageRefused, StateImage, TensorSpec, TensorView
@@ -35,6 +36,7 @@ class TrainingState:
         self._registry = Registry()
         self._spare: dict[TensorSpec, Tensor] = {}
         self._volatile: tuple[dict[str, Tree], dict[str, Tensor], ChanceState] | None = None
+        self._parking = Parking()
 
     def register(
         self,
@@ -139,6 +141,33 @@ class TrainingState:
         """The same over the models' parameters and buffers alone."""
         tensors = self._registry.model_tensors()
         return StateImage(tuple(view_of(name, tensor) for name, tensor in tensors.items())).digest()
+
+    # -- while another role is in force ------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        tensors = self._registry.model_tensors()
+        self._registry.take_apart(tensors)
+        return sum(tensor.nbytes for tensor in tensors.values())
+
+    def park(self) -> int:
+        """Give the memory back until `unpark`; what was in it is gone. Returns how many bytes."""
+        given = sum(spare.nbytes for spare in self._spare.values())
+        self._spare.clear()
+        self._volatile = None
+        return given + self._parking.park(self._registry)
+
+    def unpark(self) -> int:
+        """Allocate the memory again, for `receiver` to fill. Returns how many bytes."""
+        return self._parking.unpark()
+
+    def unsound(self) -> str:
+        """Name the first model tensor that holds a NaN or an infinity; empty if none does."""
+        for name, tensor in self._registry.model_tensors().items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                return name
+        return ""
 
     # -- what a thrown-away step must not leave behind ---------------------------------------------
 

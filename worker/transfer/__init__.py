@@ -19,9 +19,10 @@ from worker.transfer.fetch import TransferReport, fetch
 from worker.transfer.image import ImageHeader, StateImage, TensorSpec, TensorView
 from worker.transfer.offer import Offer
 from worker.transfer.server import TransferServer
-from worker.transfer.token import Binding, Party
+from worker.transfer.token import LENT, Binding, Party
 
 __all__ = [
+    "LENT",
     "Binding",
     "ImageHeader",
     "ImageRefused",

@@ -14,7 +14,7 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 from worker.transfer import wire
@@ -22,7 +22,7 @@ from worker.transfer.errors import PeerRefused
 from worker.transfer.image import StateImage
 from worker.transfer.offer import Offer
 from worker.transfer.seal import Sealer
-from worker.transfer.token import NONCE_BYTES, Binding, Handshake, Party, fresh_nonce, same
+from worker.transfer.token import LENT, NONCE_BYTES, Binding, Handshake, Party, fresh_nonce, same
 
 HELLO_WAIT_S: Final = 2.0
 """A caller that has not proved who it is after this long is cut off."""
@@ -59,6 +59,7 @@ class TransferServer:
         self._channels: set[wire.Channel] = set()
         self._changed = threading.Condition()
         self._closing = False
+        self._lender: Callable[[int], StateImage | None] = lambda _: None
         self._listener = socket.create_server((host, port), backlog=CALLERS_MAX)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._acceptor = threading.Thread(target=self._accept, name="transfer-accept", daemon=True)
@@ -79,6 +80,14 @@ class TransferServer:
             self._offers[binding] = opened
             self._changed.notify_all()
         return opened
+
+    def lend(self, lender: Callable[[int], StateImage | None]) -> None:
+        """Give whoever proves to be of the job what `lender` has under a number.
+
+        It is called on this server's threads; its bytes must never change. Such a token works more
+        than once: what is lent is no secret within the job, and nobody's state.
+        """
+        self._lender = lender
 
     @property
     def callers(self) -> int:
@@ -144,6 +153,13 @@ class TransferServer:
     def _converse(self, channel: wire.Channel) -> None:
         hello = channel.receive_json(wire.HELLO)
         binding, sealer = self._prove(channel, hello)
+        if binding.transition == LENT:
+            image = self._lender(binding.attempt)
+            if image is None:
+                raise PeerRefused("nothing is lent under this number")
+            channel.set_stall(self._stall_s)
+            Offer(binding, image).serve(channel, sealer)
+            return
         opened = self._await_offer(binding, float(hello.get("offer_wait_s", 0.0)))
         channel.set_stall(self._stall_s)
         try:

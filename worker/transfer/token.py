@@ -19,6 +19,10 @@ from typing import Final
 NONCE_BYTES: Final = 16
 SECRET_BYTES_MIN: Final = 16
 
+LENT: Final = -1
+"""The transition of what is not handed over but lent, to any node of the job, as often as it asks;
+the attempt is then the number under which it is lent."""
+
 
 @dataclass(frozen=True, slots=True)
 class Party:

@@ -85,6 +85,8 @@ class CoreFleet:
         self.tasks: set[asyncio.Task[None]] = set()
         self.hold: Callable[[e.AnyEvent], bool] = lambda _: False
         self.held: list[e.AnyEvent] = []
+        self.records = True
+        """Whether nodes record their first step, each in a folder of its own."""
         self.fault: Exception | None = None
         self.stopped = False
 
@@ -166,6 +168,7 @@ class CoreFleet:
                 incarnation=node.incarnation,
                 declared=self.declared,
                 secret_path=str(self.secret),
+                recordings=str(self.folder / "recordings" / name) if self.records else "",
                 patience=m.Patience(
                     wait_floor_s=self.state.policy.wait_floor_s,
                     wait_steps=self.state.policy.wait_steps,

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(number)],
                 pass_fds=(number,),
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"},
             )
         self._sock.settimeout(60.0)
         assert self._sock.recv(16) == b"loaded", "the zygote did not load"
@@ -129,7 +128,7 @@ def _become(order: dict[str, Any], fd: int) -> None:
         runpy.run_path(order["script"], run_name="__main__")
         code = 0
     except BaseException:  # noqa: BLE001 - a fork must never return into its parent's code
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # as the interpreter would
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

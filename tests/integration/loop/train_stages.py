@@ -1,0 +1,136 @@
+"""The pipeline of the examples, with what tests do to it: slow steps, and rehearsals that fail.
+
+A fault is named by a file in the run's folder, so that a test chooses node and moment: it takes
+place in the middle of a rehearsed step, after the answers of the other stages have come in.
+"""
+
+import argparse
+import faulthandler
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from corpus import Corpus
+from model import Shape
+from train_pipeline import Parts, Pipeline
+
+import worker
+
+SHAPE = Shape(context=16, layers=3, heads=2, width=32, tied=False)
+
+
+def fault_file(folder: Path, node: str) -> Path:
+    """Where a fault of a node's rehearsals is named."""
+    return folder / f"{node}.rehearsal-fault"
+
+
+class Faulty:
+    """Does to a rehearsed step what a test asks for."""
+
+    def __init__(self, run: worker.Run, folder: Path) -> None:
+        self.run, self.folder = run, folder
+        self.hoard: list[torch.Tensor] = []
+
+    def meet(self, parts: Parts) -> None:
+        """Meet the fault that is named, if one is."""
+        path = fault_file(self.folder, self.run.node)
+        kind = path.read_text() if path.exists() else ""
+        match kind:
+            case "nan":
+                next(parts.stage.parameters()).grad.fill_(float("nan"))  # type: ignore[union-attr]
+            case "assert":
+                assert parts.stage is None, "activations out of range"
+            case "raise":
+                raise RuntimeError("device-side failure")
+            case "hang":
+                signal.pause()
+            case "memory":
+                while True:  # until somebody stops it
+                    self.hoard.append(torch.ones(1 << 22))
+                    time.sleep(0.01)
+            case "socket":  # a leak, to see that the tests would see one
+                with socket.create_connection(self.run.address) as leak:
+                    leak.sendall(b"x")
+
+
+class Traffic:
+    """Counts what all TCP connections of this process have carried."""
+
+    def __init__(self, folder: Path, node: str) -> None:
+        self.path = folder / f"{node}.traffic"
+
+    def note(self, rehearsal: bool, state: dict[str, Any]) -> None:
+        """Append what was carried so far."""
+        line = {"rehearsal": rehearsal, "sockets": tcp_bytes(), **state}
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def tcp_bytes() -> dict[str, int]:
+    """Bytes sent and received by each TCP connection of this process, by its two ends."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if not entry.readlink().name.startswith("socket:"):
+                continue
+            sock = socket.socket(fileno=socket.dup(int(entry.name)))
+        except OSError:
+            continue
+        with sock:
+            if sock.family != socket.AF_INET or sock.type != socket.SOCK_STREAM:
+                continue
+            try:
+                ends = f"{sock.getsockname()}-{sock.getpeername()}"
+            except OSError:
+                continue  # it listens
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            acked = int.from_bytes(info[120:128], "little")
+            received = int.from_bytes(info[128:136], "little")
+            sent = int.from_bytes(info[200:208], "little") if len(info) >= 208 else acked
+            found[ends] = sent + received
+    return found
+
+
+def main() -> None:
+    """Train a pipeline."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--slow-ms", type=float, default=0.0)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--traffic", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    run = worker.join()
+    corpus = Corpus(bytes(range(256)) * 64, batch=4, context=SHAPE.context, seed=run.seed)
+    pipeline = Pipeline(run, SHAPE, corpus, 2)
+    parts = run.per_role(lambda: pipeline.build(1e-2, compiled=args.compile))
+    faulty, traffic = Faulty(run, args.out), Traffic(args.out, run.node)
+    save = run.outside(lambda step: (args.out / f"{run.node}.checkpoint").write_text(str(step)))
+    hurry = args.out / "hurry"
+    for step in run.steps(args.steps):
+        now = parts()
+        if args.traffic:
+            traffic.note(step.rehearsal, {"at": "begin", "role": now.stage.cut.stage})
+        loss = pipeline.step(step.index, now)
+        if step.rehearsal:
+            faulty.meet(now)
+        elif args.slow_ms and not hurry.exists():
+            time.sleep(args.slow_ms / 1000)
+        if step.vote():
+            now.optimizer.step()
+            save(step.index)
+        now.gradients.zero_()
+        if loss is not None:
+            step.record(loss=loss)
+        if args.traffic:
+            traffic.note(step.rehearsal, {"at": "end", "role": now.stage.cut.stage})
+
+
+if __name__ == "__main__":
+    main()
