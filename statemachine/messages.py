@@ -61,7 +61,7 @@ class Prepare(Message, frozen=True, tag=True):
 
     In an unplanned transition every group with a member that is not among `members` any more is
     abandoned at once, and the answer waits until the training process is parked. `slot` is -1
-    for a leaver.
+    for a leaver; `idle` are slots that nobody shall hold: groups are built without them.
     """
 
     transition: TransitionId
@@ -71,6 +71,7 @@ class Prepare(Message, frozen=True, tag=True):
     members: tuple[Holder, ...]
     leavers: tuple[Holder, ...]
     deadline_at_ms: int
+    idle: tuple[Slot, ...] = ()
 
 
 class Commit(Message, frozen=True, tag=True):

@@ -139,6 +139,7 @@ def _prepare(me: Participant, pending: Pending) -> m.Prepare:
         members=pending.members,
         leavers=pending.leavers,
         deadline_at_ms=pending.answer_by_ms or pending.deadline_at_ms,
+        idle=pending.idle,
     )
 
 

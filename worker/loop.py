@@ -161,6 +161,13 @@ class Run:
         """Number of ranks along an axis."""
         return dict(self.layout.axes)[axis]
 
+    def present(self, axis: str) -> int:
+        """Number of ranks along an axis that take part now: fewer while replicas are absent.
+
+        What a sum over `group(axis)` is to be divided by for a mean. It changes between steps only.
+        """
+        return int(self._groups[axis].size()) if axis in self._groups else self.size(axis)
+
     def register(
         self, *, model: Any = None, optimizer: Any = None, data: Any = None, **extra: Any
     ) -> None:

@@ -58,18 +58,18 @@ def seat_of(job: JobId, layout: Layout, told: Prepare, local_rank: int) -> Seat:
     Plans are named by kind: a process is in one group of a kind, whichever slot it takes, and so
     keeps one managed group for it from before it knows its slot.
 
-    A group with a slot that nobody holds has no plan: it cannot be built at this epoch.
+    A group is built without the ranks of slots that are idle on purpose, be it with one member
+    alone; one with a slot that nobody holds by accident has no plan at this epoch.
     """
     rank = layout.ranks_of(told.slot)[local_rank]
     held = {holder.slot: holder for holder in told.members}
+    idle = set(told.idle)
     plans: dict[str, GroupPlan] = {}
     names: dict[str, str] = {}
     for group in layout.groups_of_rank(rank):
-        slots = [layout.slot_of(other) for other in group.ranks]
-        if len(group.ranks) > 1 and all(other in held for other in slots):
-            listed = tuple(
-                _member(held[layout.slot_of(other)], other) for other in sorted(group.ranks)
-            )
+        present = [one for one in sorted(group.ranks) if layout.slot_of(one) not in idle]
+        if len(group.ranks) > 1 and all(layout.slot_of(one) in held for one in present):
+            listed = tuple(_member(held[layout.slot_of(one)], one) for one in present)
             kind = group.name.partition("[")[0]
             names[kind] = group.name
             plans[kind] = GroupPlan(
@@ -77,7 +77,7 @@ def seat_of(job: JobId, layout: Layout, told: Prepare, local_rank: int) -> Seat:
                 job=job,
                 epoch=told.epoch,
                 transition=told.transition,
-                me=sorted(group.ranks).index(rank),
+                me=present.index(rank),
                 members=listed,
             )
     return Seat(told.slot, rank, told.epoch, told.transition, told.members, plans, names)

@@ -104,8 +104,9 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         return self._rank
 
     def getSize(self) -> int:  # noqa: N802 - torch's name
-        """Return the declared size."""
-        return self._size
+        """Return how many members take part now; while nobody is there, how many were declared."""
+        plan = self._backend.plan
+        return self._size if plan is None else plan.size
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
         """Return the name in torch's registry (see `registry`)."""
@@ -191,7 +192,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> CompletedWork:
         """Reduce one tensor whose first axis is cut into members' parts."""
-        return self.reduce_scatter([output], [rows(source, output, self._size)], opts)
+        return self.reduce_scatter([output], [rows(source, output, self.getSize())], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -201,7 +202,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         """Reduce several such tensors."""
         pairs = zip(outputs, sources, strict=True)
         return self.reduce_scatter(
-            outputs, [rows(src, out, self._size) for out, src in pairs], opts
+            outputs, [rows(src, out, self.getSize()) for out, src in pairs], opts
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -234,7 +235,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> CompletedWork:
         """Gather into one tensor whose first axis holds members' parts."""
-        return self.allgather([rows(output, source, self._size)], [source], opts)
+        return self.allgather([rows(output, source, self.getSize())], [source], opts)
 
     _allgather_base = all_gather_single
 
@@ -297,8 +298,8 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
     ) -> CompletedWork:
         """Exchange parts of one tensor, cut along its first axis."""
-        outputs = split_first_axis(output, output_splits, self._size)
-        return self.alltoall(outputs, split_first_axis(source, input_splits, self._size), opts)
+        outputs = split_first_axis(output, output_splits, self.getSize())
+        return self.alltoall(outputs, split_first_axis(source, input_splits, self.getSize()), opts)
 
     alltoall_base = all_to_all_single
 

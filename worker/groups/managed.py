@@ -9,8 +9,9 @@ What belongs here: the life of the group as the loop sees it. What does not: tor
 - **broken**: poisoned until the next switch. Collectives return at once, as if successful, with
   tensors as they are; nothing is raised into autograd. `vote` returns None: that is the truth.
 
-Size is the declared layout's and never changes; the rank is this member's index, which a standby
-learns at its first switch.
+The size is that of the plan in force: the layout's, or less while replicas are absent, so ask for
+it in each step. `DistributedDataParallel` does, and averages over those who take part. The rank is
+this member's index among them, which a standby learns at its first switch.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class ManagedGroup(CollectiveFacade):
         Raises:
             PrepareRefused: a peer cannot be reached in time, or the plan does not fit the layout.
         """
-        if plan.size != self._size:
+        if plan.size > self._size:
             raise PrepareRefused(f"{self.label}: size is declared as {self._size}", None)
         return self._backend.prepare(plan, deadline_s)
 

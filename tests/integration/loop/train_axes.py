@@ -92,7 +92,7 @@ class Trainer:
             self.move(1, whole, forward=False)
         for parameter in self.model.parameters():
             assert parameter.grad is not None
-            self.sum_over("dp", parameter.grad).div_(self.sizes["dp"])
+            self.sum_over("dp", parameter.grad).div_(self.run.present("dp"))
         return loss.item() if last else 0.0
 
     def links(self) -> dict[str, list[dict[int, int]]]:

@@ -14,6 +14,23 @@ import worker
 from worker.faultpoints import reach
 from worker.groups.port import Cause, CauseKind
 
+PLAIN_RATE = 0.01
+
+
+def network(width: int) -> nn.Module:
+    """What is trained."""
+    return nn.Sequential(
+        nn.Linear(16, width), nn.LayerNorm(width), nn.Dropout(0.1), nn.Linear(width, 1)
+    )
+
+
+def loss_of(model: nn.Module, step: int, part: int) -> torch.Tensor:
+    """The loss on one part of one step's batch."""
+    chance = torch.Generator().manual_seed(step * 1000 + part)
+    x = torch.randn(32, 16, generator=chance)
+    found: torch.Tensor = (model(x).squeeze(-1) - x.sum(-1)).square().mean()
+    return found
+
 
 def main() -> None:
     """Train a small network on numbers that depend on the step and the data part alone."""
@@ -23,6 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--slow-ms", type=float, default=0.0)
+    parser.add_argument("--plain", action="store_true", help="an optimizer that heeds scale")
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = worker.join()
@@ -31,22 +49,17 @@ def main() -> None:
         lambda *_: run.group("dp").break_off(Cause(CauseKind.ABORTED, None, "by the test")),
     )
     torch.manual_seed(run.seed)
-    model = nn.Sequential(
-        nn.Linear(16, args.width),
-        nn.LayerNorm(args.width),
-        nn.Dropout(0.1),
-        nn.Linear(args.width, 1),
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model = network(args.width)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if args.plain:
+        optimizer = torch.optim.SGD(model.parameters(), lr=PLAIN_RATE)
     optimizer.register_step_pre_hook(lambda *_: reach("optimizer.begin"))
     optimizer.register_step_post_hook(lambda *_: reach("optimizer.end"))
     run.register(model=model, optimizer=optimizer)
     ddp = DistributedDataParallel(model, process_group=run.group("dp"))
     hurry = args.out / "hurry"
     for step in run.steps(args.steps):
-        chance = torch.Generator().manual_seed(step.index * 1000 + run.coordinate("dp"))
-        x = torch.randn(32, 16, generator=chance)
-        loss = (ddp(x).squeeze(-1) - x.sum(-1)).square().mean()
+        loss = loss_of(ddp, step.index, run.coordinate("dp"))
         loss.backward()
         if args.slow_ms and not hurry.exists():
             time.sleep(args.slow_ms / 1000)
