@@ -11,6 +11,7 @@ unknown name in the file is refused, since a misspelt setting is one that silent
     [fleet]       name
     [controller]  name, ttl_s
     [log]         level, form
+    [web]         listen, token_file
     [policy]      knobs of the state machine
 """
 
@@ -48,6 +49,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     demo: bool = False
     log_level: str = "info"
     log_form: str = "text"
+    listen: str = ""
+    """Where the live page and metrics are served, ``HOST:PORT``; empty for nowhere."""
+    token_file: str = ""
+    """File with the token that acting on the page needs; without one the page only shows."""
     knobs: dict[str, Any] | None = None
     """Knobs of the policy that this controller shall bring about; None leaves the log's."""
 
@@ -94,6 +99,14 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
+def _address(value: Any) -> str:
+    host, _, port = str(value).rpartition(":")
+    if str(value) and not (port.isdigit() and int(port) <= 65535 and " " not in host):
+        msg = "must be HOST:PORT or PORT, such as 127.0.0.1:8787"
+        raise ValueError(msg)
+    return str(value)
+
+
 def _flag(value: Any) -> bool:
     if str(value).lower() not in ("0", "1", "true", "false", "yes", "no", ""):
         msg = "must be 0 or 1"
@@ -115,6 +128,8 @@ FIELDS: Final = (
     _Field("leader_ttl_s", "controller.ttl_s", "CHANGEOVER_LEADER_TTL_S", _seconds, 5.0),
     _Field("log_level", "log.level", "CHANGEOVER_LOG_LEVEL", _one_of(LEVELS), "info"),
     _Field("log_form", "log.form", "CHANGEOVER_LOG_FORM", _one_of(FORMS), "text"),
+    _Field("listen", "web.listen", "CHANGEOVER_LISTEN", _address),
+    _Field("token_file", "web.token_file", "CHANGEOVER_TOKEN_FILE", str),
     _Field("demo", "", "CHANGEOVER_DEMO", _flag, default=False),
 )
 """Every setting, once: its name as a flag, in the file, and in the environment."""

@@ -102,8 +102,10 @@ class Watcher:
     async def follow_vitals(self) -> None:
         """Take in windows as they come, until cancelled."""
         async with self._log.watch_vitals() as view:
-            async for _ in view:
-                self._show(vitals=readable(tuple(view.items.values())))
+            async for delta in view:
+                gone = {item.node for item in delta.removed}
+                kept = {n: each for n, each in self.picture.vitals.items() if n not in gone}
+                self._show(vitals=kept | readable(delta.updated))
 
 
 @asynccontextmanager

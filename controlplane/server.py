@@ -4,9 +4,13 @@ What belongs here: the order in which things begin and end. Losing a term is nor
 ends a term ends the controller, in one line.
 """
 
+from __future__ import annotations
+
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -28,6 +32,9 @@ from controlplane.eventlog.versions import judge_version
 from controlplane.eventlog.view import running
 from controlplane.leadership import Preview, win
 from controlplane.term import Term
+
+if TYPE_CHECKING:
+    from controlplane.metrics import Meters
 
 OPEN_S = 3.0
 """How long the store may take to answer the first time, in seconds."""
@@ -75,7 +82,40 @@ async def run_controller(settings: Settings, *, wait: bool = True) -> None:
     async with opened(settings) as log, anyio.create_task_group() as group:
         group.start_soon(_until_signalled, group.cancel_scope)
         await _warn_of_version(log, settings)
-        await lead_again_and_again(log, settings, wait=wait)
+        async with _paged(log, settings) as meters:
+            await lead_again_and_again(log, settings, wait=wait, meters=meters)
+
+
+@asynccontextmanager
+async def _paged(log: EventLog, settings: Settings) -> AsyncIterator[Meters | None]:
+    """Serve the page and the metrics beside the body, if the settings say where."""
+    if not settings.listen:
+        yield None
+        return
+    from controlplane.metrics import Meters
+    from controlplane.web.serving import address_of, read_token, serving
+
+    token = read_token(Path(settings.token_file) if settings.token_file else None)
+    meters = Meters()
+    async with serving(log, address_of(settings.listen), token=token, meters=meters):
+        yield meters
+
+
+async def run_page(settings: Settings, told: Callable[[str], None] = lambda _: None) -> None:
+    """Serve the page alone until SIGTERM or SIGINT; `told` hears where.
+
+    Raises:
+        BadConfig: the address cannot be listened on, or the token file is wrong.
+        StoreAbsent.
+    """
+    from controlplane.web.serving import address_of, read_token, serving
+
+    token = read_token(Path(settings.token_file) if settings.token_file else None)
+    async with opened(settings) as log, anyio.create_task_group() as group:
+        group.start_soon(_until_signalled, group.cancel_scope)
+        async with serving(log, address_of(settings.listen), token=token) as address:
+            told(str(address))
+            await anyio.sleep_forever()
 
 
 async def _until_signalled(scope: anyio.CancelScope) -> None:
@@ -94,7 +134,9 @@ async def _warn_of_version(log: EventLog, settings: Settings) -> None:
             journal.warn(warning, etcd=settings.etcd)
 
 
-async def lead_again_and_again(log: EventLog, settings: Settings, *, wait: bool) -> None:
+async def lead_again_and_again(
+    log: EventLog, settings: Settings, *, wait: bool, meters: Meters | None = None
+) -> None:
     """Campaign, lead, be deposed, campaign again; without end.
 
     A store that is away or full ends a term, not the controller: training goes on meanwhile, and
@@ -113,18 +155,25 @@ async def lead_again_and_again(log: EventLog, settings: Settings, *, wait: bool)
             continue
         journal.note("leading", controller=settings.controller, term=leadership.term)
         try:
-            await _lead(log, leadership, settings, preview)
+            await _lead(log, leadership, settings, preview, meters)
         except* (Deposed, HeadMoved, Retry, NoSpace) as over:
             journal.warn("the term is over", term=leadership.term, why=_first_of(over))
         wait = True
 
 
 async def _lead(
-    log: EventLog, leadership: Leadership, settings: Settings, preview: Preview
+    log: EventLog,
+    leadership: Leadership,
+    settings: Settings,
+    preview: Preview,
+    meters: Meters | None,
 ) -> None:
+    term = Term(log, leadership, knobs=settings.knobs, preview=preview, meters=meters)
     try:
-        await Term(log, leadership, knobs=settings.knobs, preview=preview).run()
+        await term.run()
     finally:
+        if meters is not None:
+            meters.leading.set(0)
         with anyio.move_on_after(RESIGN_S, shield=True), suppress(EventLogError):
             await leadership.resign()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 
@@ -25,6 +25,9 @@ from controlplane.turn import Ledger, Passed
 from statemachine import events as e
 from statemachine.policy import Policy, knobs_of, policy_of
 from statemachine.state import FleetState
+
+if TYPE_CHECKING:
+    from controlplane.metrics import Meters
 
 
 def unix_ms() -> int:
@@ -47,6 +50,7 @@ class Term:
         clock_ms: Callable[[], int] = unix_ms,
         knobs: dict[str, object] | None = None,
         preview: Preview | None = None,
+        meters: Meters | None = None,
     ) -> None:
         self.leading = anyio.Event()
         """Set once the log is folded and the first turn is about to be taken."""
@@ -56,6 +60,7 @@ class Term:
         self._leadership = leadership
         self._clock_ms = clock_ms
         self._knobs = knobs
+        self._meters = meters
         self._preview = preview if preview is not None else Preview(log)
 
     async def run(self) -> NoReturn:
@@ -95,6 +100,11 @@ class Term:
         reconciler.listeners += [self._narrate, membership.heard, self.collector.heard]
         reconciler.listeners.append(self._snapshotter.heard)
         reconciler.passed_listeners.append(_report_passed)
+        if self._meters is not None:
+            self._meters.leading.set(1)
+            self._meters.terms.inc()
+            reconciler.listeners.append(self._meter)
+            reconciler.passed_listeners.append(self._meter_passed)
         reconciler.state_events(self._first_words(ledger))
         reconciler.recheck(everything(ledger.state))
         self.reconciler = reconciler
@@ -116,6 +126,15 @@ class Term:
                 position=entry.position,
                 writer=entry.writer,
             )
+
+    def _meter(self, recorded: Sequence[e.Recorded], state: FleetState) -> None:
+        assert self._meters is not None
+        self._meters.turns.inc()
+        self._meters.turn_at.set(recorded[-1].at_ms / 1000)
+
+    def _meter_passed(self, outcome: str, passed: Passed) -> None:
+        assert self._meters is not None
+        self._meters.passed.labels(outcome).inc()
 
 
 def _policy_change(wanted: Policy, state: FleetState, by: str) -> e.PolicyChanged:

@@ -24,6 +24,7 @@ VERBS: Final = {
     "job": ("controlplane.cli.job", "job", "Declare jobs."),
     "log": ("controlplane.cli.log", "log", "Read, verify, archive the event log."),
     "nodes": ("controlplane.cli.status", "nodes", "Every node: state, slot, warm-up, verdict."),
+    "page": ("controlplane.cli.page", "page", "Serve the live page, and metrics."),
     "pause": ("controlplane.cli.acts", "pause", "Stop acting on verdicts until resumed."),
     "quarantine": ("controlplane.cli.acts", "quarantine", "Take a node out and keep it out."),
     "release": ("controlplane.cli.acts", "release", "Give a drained or quarantined node back."),

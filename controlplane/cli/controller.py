@@ -12,13 +12,18 @@ from controlplane.config import FORMS, LEVELS, Settings
     context_settings=CONTEXT,
     epilog=examples(
         "changeover controller --etcd http://127.0.0.1:2379 --fleet lab",
+        "changeover controller --listen 127.0.0.1:8787 --token-file /etc/changeover/token",
         "changeover controller --config /etc/changeover.toml --log-form json",
     ),
 )
-@fleet_options("controller", "leader_ttl_s", "log_level", "log_form")
+@fleet_options("controller", "leader_ttl_s", "log_level", "log_form", "listen", "token_file")
 @click.option("--name", "controller", metavar="NAME", help="own name (default: host and pid)")
 @click.option("--leader-ttl-s", metavar="S", help="life of the leadership without renewal")
 @click.option("--no-wait", is_flag=True, help="refuse to run while another controller leads")
+@click.option("--listen", metavar="HOST:PORT", help="serve the live page and /metrics there")
+@click.option(
+    "--token-file", metavar="FILE", help="acting on the page needs the token in it (mode 0600)"
+)
 @click.option("--log-level", metavar="|".join(LEVELS), help="least level of lines on stderr")
 @click.option("--log-form", metavar="|".join(FORMS), help="form of lines on stderr")
 def controller(settings: Settings, *, no_wait: bool) -> None:
