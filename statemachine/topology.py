@@ -5,6 +5,8 @@ and `Orders` (one key per node), and react to what they say now, not to what cha
 may be missed as long as the last one is seen.
 """
 
+from typing import cast
+
 import msgspec
 from msgspec import Struct
 
@@ -13,6 +15,7 @@ from statemachine.errors import EventCorrupt
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot, TransitionId
 from statemachine.lifecycle import NodeState, Phase, Warmth
+from statemachine.packing import PACKED_FROM, is_packed, pack, unpack
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node, Rehearsal, Transition
 from statemachine.sweep import REFERENCE, TOGETHER
@@ -109,7 +112,11 @@ _ORDERS = msgspec.json.Decoder(Orders)
 
 
 def encode_projection(value: Desired | Orders) -> bytes:
-    """Encode a projected key's value."""
+    """Encode a projected key's value; that of a large job is packed."""
+    if isinstance(value, Desired):
+        ahead = value.pending.members if value.pending is not None else ()
+        if len(value.members) + len(ahead) >= PACKED_FROM:
+            return pack(value)
     return msgspec.json.encode(value)
 
 
@@ -120,9 +127,10 @@ def decode_desired(raw: bytes) -> Desired:
         EventCorrupt: not a desired topology.
     """
     try:
-        return _DESIRED.decode(raw)
+        found = unpack(raw, _DESIRED.decode, Holder) if is_packed(raw) else _DESIRED.decode(raw)
     except msgspec.MsgspecError as error:
         raise EventCorrupt(f"no desired topology: {error}") from error
+    return cast("Desired", found)
 
 
 def decode_orders(raw: bytes) -> Orders:
@@ -291,6 +299,6 @@ def subjects(event: e.AnyEvent) -> tuple[tuple[JobId, ...], tuple[NodeId, ...]]:
     """Jobs and nodes whose projection an event may change."""
     job = getattr(event, "job", "")
     nodes = {getattr(event, name, "") for name in ("node", "peer", "partner")}
-    if isinstance(event, e.TransitionPlanned):
+    if isinstance(event, e.TransitionPlanned | e.ChangesDrafted):
         nodes |= {n for c in event.changes for n in (c.leaver, c.joiner)}
     return (JobId(job),) if job else (), tuple(sorted(NodeId(n) for n in nodes if n))
