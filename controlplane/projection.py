@@ -74,9 +74,10 @@ def touched_by(before: FleetState, event: e.AnyEvent) -> Touched:
         case e.JobFinished():
             job = before.jobs.get(event.job)
             nodes |= set(job.holders.values()) if job is not None else set()
-        case e.SweepFinished():
+        case e.SweepRoundFinished() | e.SweepFinished():
             sweep = before.sweeps.get(event.sweep)
-            nodes |= {sweep.request.partner} - {""} if sweep is not None else set()
+            pair = (sweep.request.node, sweep.request.partner) if sweep is not None else ()
+            nodes |= {name for name in pair if name}
         case _:
             pass
     of_nodes = {before.nodes[name].job for name in nodes if name in before.nodes} - {JobId("")}

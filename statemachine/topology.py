@@ -295,10 +295,37 @@ def _sweep_part(state: FleetState, node: Node) -> tuple[e.SweepRequested | None,
     return None, ()
 
 
+_UNSEEN = frozenset(
+    {
+        e.TransitionPrepared,
+        e.TransitionRefused,
+        e.TransitionApplied,
+        e.StepResumed,
+        e.PeerReset,
+        e.PeerWaited,
+        e.WorkerExited,
+        e.LeaseExpired,
+        e.GroupBroken,
+        e.WorkerFinished,
+        e.VerdictIssued,
+        e.VerdictWithdrawn,
+        e.ActWithheld,
+        e.ChangesDrafted,
+        e.SourcesChosen,
+        e.FaultInjected,
+        e.FaultLifted,
+    }
+)
+"""Facts that no worker sees before something is decided upon them. There is one for every member in
+every transition: to compare the key of a large job for each would cost more than deciding."""
+
+
 def subjects(event: e.AnyEvent) -> tuple[tuple[JobId, ...], tuple[NodeId, ...]]:
     """Jobs and nodes whose projection an event may change."""
+    if type(event) in _UNSEEN:
+        return (), ()
     job = getattr(event, "job", "")
     nodes = {getattr(event, name, "") for name in ("node", "peer", "partner")}
-    if isinstance(event, e.TransitionPlanned | e.ChangesDrafted):
+    if isinstance(event, e.TransitionPlanned):
         nodes |= {n for c in event.changes for n in (c.leaver, c.joiner)}
     return (JobId(job),) if job else (), tuple(sorted(NodeId(n) for n in nodes if n))
