@@ -194,23 +194,28 @@ _NO_TRACE = Trace()
 
 
 class _Scatter:
-    """How far the means of the nodes of a cohort are apart; computed only where it is asked for."""
+    """How far the means of nodes of a cohort are apart; computed only where it is asked for."""
 
     def __init__(self, traces: Mapping[NodeId, Mapping[Aspect, Trace]]) -> None:
         self._traces = traces
-        self._known: dict[tuple[Aspect, int], float] = {}
+        self._known: dict[tuple[Aspect, int], dict[NodeId, float]] = {}
 
-    def of(self, aspect: Aspect, windows: int) -> float:
-        """Robust standard deviation of the mean log ratio of so many windows; 0 for one node."""
+    def of(self, aspect: Aspect, windows: int, node: NodeId) -> float:
+        """Robust standard deviation of the mean log ratios of the peers of `node`; 0 for fewer
+        than two. A few slow nodes hardly move it, and the node itself not at all.
+        """
         key = (aspect, windows)
         if key not in self._known:
-            means = [
-                trace.mean(windows)
-                for traces in self._traces.values()
+            self._known[key] = {
+                name: trace.mean(windows)
+                for name, traces in self._traces.items()
                 if (trace := traces.get(aspect)) is not None and len(trace.logs) >= windows
-            ]
-            self._known[key] = spread(means) if len(means) > 1 else 0.0
-        return self._known[key]
+            }
+        peers = [mean for name, mean in self._known[key].items() if name != node]
+        if len(peers) < 2:
+            return 0.0
+        middle = median(peers)
+        return spread([mean - middle for mean in peers])
 
 
 class _Rounds:

@@ -76,12 +76,18 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
     long_share_min: float = 0.35
     """Share of those windows, and of the last quarter of them, that must accuse."""
 
+    long_degraded_ratio: float = 1.07
+    """Mean ratio over them of a degraded node: less noise, so less room is left for it."""
+
     long_suspect_ratio: float = 1.035
     """Mean ratio over them from which a node is watched."""
 
     z_min_long: float = 5.0
-    """Standard deviations by which their mean must stand out, of the noise and of the scatter of
-    the peers' own means alike."""
+    """Standard deviations of noise by which their mean must stand out."""
+
+    z_min_scatter: float = 4.0
+    """Standard deviations of the scatter of the peers' own means by which it must: equal machines
+    differ a little, always, and that does not average out."""
 
     link_watch_ratio: float = 1.15
     """How many times slower than its peers' a node's fastest connection is, from which it may
@@ -143,7 +149,7 @@ _ASCENDING: Final = (
     ("windows_to_suspect", "windows_to_judge", "windows_to_degrade", "windows_to_clear"),
     ("z_min_backed", "z_min"),
     ("clear_ratio", "degraded_ratio"),
-    ("long_suspect_ratio", "degraded_ratio"),
+    ("long_suspect_ratio", "long_degraded_ratio", "degraded_ratio"),
 )
 
 _LEAST: Final = {
@@ -162,6 +168,7 @@ _LEAST: Final = {
     "long_share_min": 0.1,
     "long_suspect_ratio": 1.01,
     "z_min_long": 1.0,
+    "z_min_scatter": 1.0,
     "rounds_remembered": 2,
     "grace_windows": 0,
     "gap_windows_max": 0,

@@ -62,8 +62,8 @@ class Trace(Struct, frozen=True, kw_only=True):
         return fsum(self.logs[-windows:]) / windows
 
 
-Scatter = Callable[[Aspect, int], float]
-"""Standard deviation, between the nodes of a cohort, of the mean log ratio of so many windows."""
+Scatter = Callable[[Aspect, int, NodeId], float]
+"""Standard deviation, between the peers of a node, of their mean log ratios of so many windows."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ def _tiers(policy: DetectorPolicy) -> tuple[_Tier, ...]:
         *(_Tier(Verdict.FAULTY, windows, policy.faulty_ratio, is_long=True) for windows in many),
         _Tier(Verdict.DEGRADED, policy.windows_to_degrade, policy.degraded_ratio),
         *(
-            _Tier(Verdict.DEGRADED, windows, policy.degraded_ratio, is_long=True)
+            _Tier(Verdict.DEGRADED, windows, policy.long_degraded_ratio, is_long=True)
             for windows in many
         ),
         _Tier(Verdict.SUSPECT, policy.windows_to_suspect, policy.degraded_ratio),
@@ -183,8 +183,9 @@ def _holds_long(
     mean, last = trace.mean(count), trace.recent[-1]
     if mean <= 0 or lengthened(exp(mean), last.share) < tier.ratio:
         return False
-    sigma = max(last.sigma / sqrt(count), case.scatter(aspect, count))
-    return mean / sigma >= policy.z_min_long
+    if mean * sqrt(count) < policy.z_min_long * last.sigma:
+        return False
+    return mean >= policy.z_min_scatter * case.scatter(aspect, count, case.node)
 
 
 def _is_backed(accusing: Sequence[Evidence], policy: DetectorPolicy) -> bool:
