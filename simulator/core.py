@@ -42,7 +42,7 @@ from statemachine.participant import (
     on_orders,
 )
 from statemachine.state import FleetState, Job, Node
-from statemachine.topology import desired_of, orders_of, subjects
+from statemachine.topology import Desired, desired_of, orders_of, subjects
 
 JOB: Final = JobId("job")
 HARDWARE: Final = "sim"
@@ -95,6 +95,9 @@ class Core:
         self._unsettled = False
         self._wake_ms = 0
         self._replicas: dict[int, tuple[Slot, ...]] = {}
+        self._desired: Desired | None = None
+        self._knows: dict[NodeId, Participant] = {}
+        """Who heard the desired topology as it is now, and what it was after that."""
         policy = policy_for(scenario)
         self.state = FleetState(policy=policy, at_ms=EPOCH_MS)
         self.declared = e.JobDeclared(
@@ -187,9 +190,18 @@ class Core:
             if me is not None and record is not None:
                 self._took(on_orders(me, orders_of(self.state, record)))
         if jobs and JOB in self.state.jobs:
-            desired = desired_of(self.state, self.job)
-            for name in sorted(self.participants):
-                self._took(on_desired(self.participants[name], desired))
+            self._deliver_desired(replace(desired_of(self.state, self.job), position=Position(0)))
+
+    def _deliver_desired(self, desired: Desired) -> None:
+        """Like a watched key: who heard it as it is, and has changed in nothing, hears no more."""
+        if desired != self._desired:
+            self._desired, self._knows = desired, {}
+        for name in sorted(self.participants):
+            me = self.participants[name]
+            if self._knows.get(name) is not me:
+                after = on_desired(me, desired)
+                self._took(after)
+                self._knows[name] = after[0]
 
     def _took(self, outcome: tuple[Participant, tuple[Instruction, ...]]) -> None:
         me, instructions = outcome

@@ -109,11 +109,14 @@ def launch_candidates(state: FleetState, job: Job) -> list[Node]:
 
 
 def sweep_partner(state: FleetState, subject: Node, *, active: bool) -> Node | None:
-    """A known-good partner: a standby first, then a spare, then (if allowed) a node in duty."""
+    """A known-good partner: a standby first, then a spare, then (if allowed) a node in duty; of
+    these one that is in the fewest sweeps, since it measures for one after the other.
+    """
     order = {NodeState.STANDBY: 0, NodeState.SPARE: 1}
     if active:
         order[NodeState.ACTIVE] = 2
     found = []
+    taken = [state.sweeps[number].request.partner for number in state.sweeps]
     names = state.pool if not active else state.nodes
     for name in names:
         node = state.nodes[name]
@@ -121,5 +124,5 @@ def sweep_partner(state: FleetState, subject: Node, *, active: bool) -> Node | N
             continue
         if node.quarantine or node.verdict is not None or node.hardware != subject.hardware:
             continue
-        found.append((order[node.state], str(name), node))
-    return min(found, key=lambda entry: entry[:2])[2] if found else None
+        found.append((order[node.state], taken.count(name), str(name), node))
+    return min(found, key=lambda entry: entry[:3])[3] if found else None

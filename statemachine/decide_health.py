@@ -148,6 +148,8 @@ def judge_sweeps(state: FleetState, now_ms: int, policy: Policy) -> Decision | N
         sweep = state.sweeps[number]
         request = sweep.request
         node = state.current(request.node, request.incarnation)
+        if not sweep.rounds and node is not None and now_ms < request.deadline_at_ms:
+            continue  # nothing is in yet: most open sweeps, most of the time
         over = node is None or now_ms >= request.deadline_at_ms or not sweep.open_rounds()
         if over or (sweep.is_alone_done() and _judged(state, sweep, node, policy)[0] is _FAILED):
             return _judge(state, sweep, node, now_ms, policy)

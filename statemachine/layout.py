@@ -12,7 +12,6 @@ one of 64 costs.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import product
 from math import prod
 from typing import Final
 
@@ -86,9 +85,10 @@ class _Kind(Struct, frozen=True):
         return base
 
     def ranks(self, index: int) -> tuple[Rank, ...]:
-        base = self.base_of(index)
-        steps = (range(0, size * stride, stride) for size, stride in self.inside)
-        return tuple(Rank(base + sum(step)) for step in product(*steps))
+        found = [self.base_of(index)]
+        for size, stride in self.inside:
+            found = [rank + step for rank in found for step in range(0, size * stride, stride)]
+        return tuple(Rank(rank) for rank in found)
 
 
 class Layout(Struct, frozen=True, kw_only=True, dict=True):

@@ -11,6 +11,7 @@ ends, so a bad pair alone blames nobody; only a third party, slow with the node 
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from math import isfinite
 from types import MappingProxyType
 from typing import Final
@@ -261,6 +262,7 @@ def _blames(name: str, judged: Mapping[str, RoundJudgement]) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)  # asked of the same few names for every entry of a baseline
 def _family(metric: str) -> str | None:
     """Return the row of `METRICS` that a name belongs to."""
     return next((row for row in METRICS if metric == row or metric.startswith(f"{row}_")), None)
