@@ -213,11 +213,13 @@ class NodeLife:
                     incarnation=self._session.incarnation,
                     declared=self._desired.declared,
                     secret_path=str(self._settings.secret_path),
+                    host=self._settings.host,
                     recordings=str(self._settings.recordings),
                     patience=m.Patience(
                         wait_floor_s=self._settings.policy.wait_floor_s,
                         wait_steps=self._settings.policy.wait_steps,
                         silence_s=self._settings.policy.silence_s,
+                        hang_deadline_s=self._settings.policy.hang_deadline_s,
                     ),
                 )
             )
@@ -274,6 +276,7 @@ class NodeLife:
             self._kill("closed its channel and did not end")
 
     def _on_message(self, said: m.FromWorker) -> None:
+        self._process.arm()
         if isinstance(said, m.Window):
             self._vitals.put(encode_vitals(said.vitals))
             return
@@ -296,9 +299,10 @@ class NodeLife:
             self._process.child.kill()
 
     async def _watch_process(self) -> None:
-        ended = await self._process.child.wait()
-        with anyio.move_on_after(LAST_WORDS_S):
-            await self._heard_all.wait()
+        ended = await self._process.ending()
+        if self._process.child.exit is not None:
+            with anyio.move_on_after(LAST_WORDS_S):
+                await self._heard_all.wait()
         if self._stopping:
             return
         if ended.is_clean and (self._finished or self._me.stopped):

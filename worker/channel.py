@@ -27,6 +27,7 @@ from statemachine.messages import (
     decode_to_worker,
     encode_message,
 )
+from worker import tripwire
 
 FD_VARIABLE: Final = "CHANGEOVER_AGENT_FD"
 """Environment variable that holds the number of the inherited socket."""
@@ -117,6 +118,7 @@ class WorkerChannel:
                 "was the variable inherited from another process?"
             ) from error
         sock.set_inheritable(False)
+        tripwire.hold(os.environ)
         return cls(sock)
 
     def send(self, message: FromWorker) -> None:

@@ -8,7 +8,8 @@ Theory of operation.
 - It dies with its agent: a tiny launcher sets the parent-death signal before it becomes the
   command. Setting it between fork and exec would run Python in a forked copy of a process that has
   threads (gRPC's); the launcher costs about 10 ms and no such risk.
-- Its end is noticed through a pidfd, in the event loop, within a millisecond.
+- Its end is noticed through a pidfd, in the event loop, within a millisecond; that a training
+  process is being killed is noticed before, by a tripwire.
 - What it started (data loaders) carries a mark in its environment and is ended with it, orphans
   included: the agent adopts them (`adopt_orphans`) and finds them by the mark.
 """
@@ -31,6 +32,7 @@ import msgspec
 import psutil
 
 from worker.channel import FD_VARIABLE, AgentChannel, open_pair
+from worker.tripwire import Tripwire
 
 MARK_VARIABLE: Final = "CHANGEOVER_STARTED_BY"
 """Environment variable by which descendants of a training process are known."""
@@ -190,9 +192,12 @@ class Child:
 class TrainingProcess:
     """A training process: a child, and the channel to it. Made by `start`."""
 
-    def __init__(self, child: Child, channel: AgentChannel) -> None:
+    def __init__(self, child: Child, channel: AgentChannel, tripwire: Tripwire) -> None:
         self.child = child
         self.channel = channel
+        self._tripwire = tripwire
+        self._armed = False
+        self._fate: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def start(
@@ -208,17 +213,46 @@ class TrainingProcess:
             OSError: the log cannot be opened, or no process can be made.
         """
         channel, theirs = await open_pair()
+        tripwire = Tripwire()
         number = theirs.fileno()
+        passed = {FD_VARIABLE: str(number), **tripwire.environment}
         try:
             with theirs, log_path.open("ab") as output:
                 child = Child.start(
                     command,
                     stdout=output,
                     stderr=output,
-                    environment={**(environment or {}), FD_VARIABLE: str(number)},
-                    pass_fds=(number,),
+                    environment={**(environment or {}), **passed},
+                    pass_fds=tuple(fd for fd in (number, tripwire.fd) if fd is not None),
                 )
         except BaseException:
             channel.close()
             raise
-        return cls(child, channel)
+        finally:
+            tripwire.close_fd()
+        return cls(child, channel, tripwire)
+
+    def arm(self) -> None:
+        """Watch for a violent end from now on; call it once the process has spoken."""
+        if self._armed:
+            return
+        loop = asyncio.get_running_loop()
+
+        def tell(status: int) -> None:
+            loop.call_soon_threadsafe(self._doomed, status)
+
+        self._armed = self._tripwire.watch(self.child.pid, tell)
+
+    def _doomed(self, status: int) -> None:
+        if not self._fate.done():
+            code = os.waitstatus_to_exitcode(status)
+            self._fate.set_result(Exit(signal=-code) if code < 0 else Exit(code=code))
+
+    async def ending(self) -> Exit:
+        """Wait until it is known how it ends: while it is being killed, or once it has ended."""
+        ended = asyncio.ensure_future(self.child.wait())
+        try:
+            await asyncio.wait({ended, self._fate}, return_when=asyncio.FIRST_COMPLETED)
+            return self._fate.result() if self._fate.done() else ended.result()
+        finally:
+            ended.cancel()
