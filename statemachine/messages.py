@@ -32,6 +32,7 @@ class Patience(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wait_floor_s: float = 1.0
     wait_steps: float = 10.0
     silence_s: float = 2.0
+    hang_deadline_s: float = 600.0
 
 
 class Hello(Message, frozen=True, tag=True):
@@ -41,6 +42,8 @@ class Hello(Message, frozen=True, tag=True):
     incarnation: Incarnation
     declared: JobDeclared
     secret_path: str
+    host: str = "127.0.0.1"
+    """Address at which peers reach this node: links, state and questions are served there."""
     patience: Patience = Patience()
     recordings: str = ""
     """Folder for recordings of the job's groups; empty: nothing is recorded."""

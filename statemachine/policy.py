@@ -41,6 +41,10 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """How long a peer that is waited for may leave questions unanswered before it is reported."""
     silence_deadline_s: float = 1.0
     """How long after that report it may still answer before it counts as lost."""
+    hang_deadline_s: float = 600.0
+    """How long members may wait in a collective while nothing moves: then all are told to park, and
+    whoever does not, although its process runs, is killed. Longer than anything that one rank does
+    while the others wait for it, such as an evaluation or a checkpoint."""
     abort_deadline_s: float = 5.0
     """How long a worker may take to leave an aborted collective before it is killed."""
     prepare_deadline_s: float = 30.0
@@ -128,6 +132,7 @@ LATTICE: Final[tuple[tuple[str, str], ...]] = (
     ("store_try_s", "renew_interval_s"),
     ("renew_interval_s", "self_fence_s"),
     ("self_fence_s", "lease_ttl_s"),
+    ("silence_s", "hang_deadline_s"),
     ("loss_grace_s", "takeover_grace_s"),
     ("takeover_grace_s", "prepare_deadline_s"),
     ("abort_deadline_s", "prepare_deadline_s"),

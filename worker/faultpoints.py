@@ -28,6 +28,8 @@ FAULTPOINTS_VARIABLE: Final = "CHANGEOVER_FAULTPOINTS"
 STEP_BEGIN: Final = "step.begin"
 
 _POLL_S: Final = 0.002
+_GRAB_BYTES: Final = 16 << 20
+_TAKEN_BYTES_MAX: Final = 2 << 30
 
 
 class Act(StrEnum):
@@ -39,6 +41,8 @@ class Act(StrEnum):
     """SIGSTOP: frozen, and every socket open."""
     RAISE = "raise"
     """An exception, on the thread that reached the point."""
+    EXHAUST = "exhaust"
+    """That thread takes memory until there is none: up to the process's own limit, or 2 GiB."""
     HOLD = "hold"
     """That thread waits until the ``*.reached`` file is removed; the process lives on."""
 
@@ -103,9 +107,18 @@ class _Listener:
                 os.kill(os.getpid(), signal.SIGSTOP)
             case Act.RAISE:
                 raise FaultHere(point)
+            case Act.EXHAUST:
+                _take_memory()
             case Act.HOLD:
                 while reached(self._path).exists():
                     time.sleep(_POLL_S)
+
+
+def _take_memory() -> None:
+    taken = []
+    while len(taken) * _GRAB_BYTES < _TAKEN_BYTES_MAX:
+        taken.append(bytearray(os.urandom(4096) * (_GRAB_BYTES // 4096)))  # written: resident
+    raise MemoryError
 
 
 _listener: _Listener | None = None

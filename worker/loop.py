@@ -94,10 +94,10 @@ class Run:
         self._has_state = False
         self._resumed: TransitionId = TransitionId(0)
         self._committed_at_s = 0.0
-        host = "127.0.0.1"
+        host = hello.host
         endpoint = LinkEndpoint(self.job, self.node, self.incarnation, self._secret, host)
         self._endpoint = endpoint
-        self._groups = self._make_groups()
+        self._groups = self._make_groups(hello.patience)
         self._handover = Handover(self._secret, self.job, self.node, self.incarnation, host)
         self._control = Control(
             channel, self.job, self.layout, self._local_rank, self._groups, lambda: self._seat
@@ -125,10 +125,13 @@ class Run:
         self._registered = False
         self._stopped = False
 
-    def _make_groups(self) -> dict[str, ManagedGroup]:
+    def _make_groups(self, patience: m.Patience) -> dict[str, ManagedGroup]:
         sizes = {ref.name.partition("[")[0]: len(ref.ranks) for ref in self._refs(Slot(0))}
+        limit_s = patience.hang_deadline_s
         return {
-            kind: ManagedGroup(kind, size, DeltaBackend(kind, self._endpoint, self._peer_reset))
+            kind: ManagedGroup(
+                kind, size, DeltaBackend(kind, self._endpoint, self._peer_reset, limit_s)
+            )
             for kind, size in sizes.items()
             if size > 1
         }
@@ -158,7 +161,7 @@ class Run:
         return self.layout.coordinates(rank)[axis]
 
     def size(self, axis: str) -> int:
-        """Number of ranks along an axis."""
+        """Number of ranks along an axis in the layout: in as many parts is a batch cut, always."""
         return dict(self.layout.axes)[axis]
 
     def present(self, axis: str) -> int:
