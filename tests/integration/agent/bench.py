@@ -26,6 +26,7 @@ from controlplane.eventlog.etcd import EtcdStore
 from statemachine import events as e
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position
 from statemachine.topology import Desired, Orders, encode_projection
+from worker.tripwire import ending_status
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 NODE = NodeId("n0")
@@ -37,8 +38,10 @@ T = TypeVar("T", bound=e.Event)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs: one that only waits to be collected does not."""
+    """Whether a process runs: one that is taken down, or waits to be collected, does not."""
     try:
+        if ending_status(pid):
+            return False
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
