@@ -50,11 +50,11 @@ class Pending(Struct, frozen=True, kw_only=True, omit_defaults=True):
     leavers: tuple[Holder, ...]
     deadline_at_ms: int
     reason: str
+    idle: tuple[Slot, ...] = ()
+    """Slots that nobody holds at `to_epoch`, on purpose: groups are built without them."""
     answer_by_ms: int = 0
     """Until when a member that cannot prepare shall say so: before the deadline at which those who
     said nothing are given up, so that it is not taken for one of them."""
-    idle: tuple[Slot, ...] = ()
-    """Slots that nobody holds at `to_epoch`, on purpose: groups are built without them."""
     resume_step: int = -1
     apply: tuple[Slot, ...] = ()
     handovers: tuple[e.Handover, ...] = ()
@@ -180,25 +180,25 @@ def _pending(state: FleetState, job: Job, transition: Transition) -> Pending:
         deadline_at_ms=commit.deadline_at_ms if commit is not None else plan.deadline_at_ms,
         answer_by_ms=_answer_by_ms(transition),
         reason=plan.reason,
+        idle=_idle_after(job, plan),
         resume_step=commit.resume_step if commit is not None else -1,
         apply=commit.apply if commit is not None else (),
         handovers=commit.handovers if commit is not None else (),
     )
 
 
+def _idle_after(job: Job, plan: e.TransitionPlanned) -> tuple[Slot, ...]:
+    idle = set(job.idle) | {drop.slot for drop in plan.drops}
+    return tuple(sorted(idle - {change.slot for change in plan.changes}))
+
+
 ANSWER_SHARE = 0.7
 """Share of the time for preparing after which a member that cannot shall refuse."""
-        idle=_idle_after(job, plan),
 
 
 def _answer_by_ms(transition: Transition) -> int:
     began_at_ms, ends_at_ms = transition.planned_at_ms, transition.plan.deadline_at_ms
     return began_at_ms + round(ANSWER_SHARE * (ends_at_ms - began_at_ms))
-
-def _idle_after(job: Job, plan: e.TransitionPlanned) -> tuple[Slot, ...]:
-    idle = set(job.idle) | {drop.slot for drop in plan.drops}
-    return tuple(sorted(idle - {change.slot for change in plan.changes}))
-
 
 
 def _holders(state: FleetState, held: dict[Slot, NodeId]) -> tuple[Holder, ...]:
