@@ -108,19 +108,24 @@ def launch_candidates(state: FleetState, job: Job) -> list[Node]:
     return sorted(fit, key=lambda node: (node.blocked, node.node))
 
 
-def sweep_partner(state: FleetState, subject: Node, *, active: bool) -> Node | None:
+def sweep_partner(
+    state: FleetState, subject: Node, *, active: bool, but: frozenset[NodeId] = frozenset()
+) -> Node | None:
     """A known-good partner: a standby first, then a spare, then (if allowed) a node in duty; of
-    these one that is in the fewest sweeps, since it measures for one after the other.
+    these one that is in the fewest sweeps, since it measures for one after the other. Not one of
+    `but`, who took part already.
     """
     order = {NodeState.STANDBY: 0, NodeState.SPARE: 1}
     if active:
         order[NodeState.ACTIVE] = 2
     found = []
-    taken = [state.sweeps[number].request.partner for number in state.sweeps]
+    taken = [party for number in state.sweeps for party in state.sweeps[number].parties()]
     names = state.pool if not active else state.nodes
     for name in names:
         node = state.nodes[name]
         if node.state not in order or node.node == subject.node or not node.probe_port:
+            continue
+        if name in but:
             continue
         if node.quarantine or node.verdict is not None or node.hardware != subject.hardware:
             continue

@@ -26,6 +26,7 @@ from statemachine.decide_losses import declare_losses, next_deadline
 from statemachine.decide_slots import mend_groups, replace_lost
 from statemachine.decide_swaps import swap_unwanted, withhold_acts
 from statemachine.decide_transitions import advance_transition
+from statemachine.decide_triage import ask_third_party, mend
 from statemachine.decide_warmups import start_rehearsals
 from statemachine.decision import Decision
 from statemachine.errors import InvariantBroken
@@ -48,7 +49,9 @@ RULES: Final[tuple[Rule, ...]] = (
     answer_acts,
     place_leavers,
     expire_verdicts,
+    ask_third_party,
     judge_sweeps,
+    mend,
     swap_unwanted,
     grow_back,
     withhold_acts,

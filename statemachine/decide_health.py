@@ -4,6 +4,7 @@ from statemachine import events as e
 from statemachine.choose import sweep_partner
 from statemachine.decision import Decision
 from statemachine.evolve_health import is_new_entry
+from statemachine.evolve_nodes import QUALIFY
 from statemachine.ids import NodeId, SweepId
 from statemachine.lifecycle import NodeState
 from statemachine.planning import is_engaged
@@ -98,23 +99,37 @@ def _quarantine(node: Node, reason: str, now_ms: int, policy: Policy) -> Decisio
 
 
 def start_sweeps(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
-    """Sweep what is in quarantine, and what an operator asked to have swept."""
+    """Sweep what is in quarantine, and what an operator asked to have swept.
+
+    Whoever serves in a sweep is swept after it: so a whole fleet is measured in two rounds.
+    """
+    serving = {party for number in state.sweeps for party in state.sweeps[number].parties()}
     for node in _unsettled(state):
-        due = node.state is NodeState.QUARANTINED or (
+        due = (node.state is NodeState.QUARANTINED and _tells_more(node, policy)) or (
             bool(node.sweep_wanted)
             and node.state in (NodeState.SPARE, NodeState.STANDBY, NodeState.DRAINED)
         )
         if (
             not due
             or node.sweep
+            or node.node in serving
             or now_ms < node.cooldown_until_ms
             or is_engaged(state.jobs.get(node.job), node)
         ):
             continue
         partner = sweep_partner(state, node, active=policy.sweep_partner_active)
+        if partner is None and policy.sweep.partner_needed and node.sweep_wanted == QUALIFY:
+            continue  # it has time until there is somebody to measure with
         reason = node.sweep_wanted or f"quarantine: {node.quarantine}"
         return Decision((_request(state, node, partner, now_ms, policy, reason=reason),), reason)
     return None
+
+
+def _tells_more(node: Node, policy: Policy) -> bool:
+    """Whether a sweep of a node in quarantine may end otherwise than the last one."""
+    if not policy.sweep.remedies:
+        return True
+    return node.remedy is None and node.sweep_due
 
 
 def _request(

@@ -70,6 +70,8 @@ def next_deadline(state: FleetState, now_ms: int, policy: Policy) -> int | None:
         due.append(node.cooldown_until_ms)
         if node.verdict is not None and node.verdict.expires_at_ms:
             due.append(node.verdict.expires_at_ms)
+        if node.remedy is not None:
+            due.append(node.remedy.deadline_at_ms)
         if node.withheld:  # perhaps for want of budget
             due += [at + round(policy.harmful_window_s * 1000) for at in state.harmful_at_ms]
     for name in state.unready:

@@ -381,12 +381,14 @@ class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     `applied` is the last step whose update is in its weights (-1: initial weights);
     `pending` the step whose gradients it holds, synchronised, without having seen the vote
-    (-1: none); `has_state` is false for a joiner, whose weights mean nothing.
+    (-1: none); `has_state` is false for a joiner, whose weights mean nothing. `saved` is said at a
+    launch: the last step whose update is in the newest checkpoint that it can load (-1: none).
     """
 
     has_state: bool
     applied: int = -1
     pending: int = -1
+    saved: int = -1
 
 
 class ChangesDrafted(Event, frozen=True, tag=True):
@@ -601,6 +603,19 @@ class SweepRoundFinished(Event, frozen=True, tag=True):
     partner: NodeId = NodeId("")
 
 
+class SweepExtended(Event, frozen=True, tag=True):
+    """A slow pair has two ends: the link of the swept node to a third party is measured as well."""
+
+    sweep: SweepId
+    node: NodeId
+    incarnation: Incarnation
+    round: str
+    partner: NodeId
+    partner_host: str
+    partner_port: int
+    reason: str
+
+
 class SweepFinished(Event, frozen=True, tag=True):
     """The judgement over a sweep's measurements."""
 
@@ -620,6 +635,29 @@ class CertificateIssued(Event, frozen=True, tag=True):
     measurements: dict[str, float]
     expires_at_ms: int
     versions: dict[str, str] = field(default_factory=dict)
+
+
+class RemedyRequested(Event, frozen=True, tag=True):
+    """A node in quarantine shall be mended: the remedy by its name, the how-manieth from 0.
+
+    It survives a restart of the node, since restarting may be the remedy.
+    """
+
+    node: NodeId
+    remedy: str
+    number: int
+    reason: str
+    deadline_at_ms: int
+
+
+class RemedyFinished(Event, frozen=True, tag=True):
+    """A remedy was carried out, or could not be; the next sweep says if it helped."""
+
+    node: NodeId
+    remedy: str
+    number: int
+    is_done: bool
+    detail: str = ""
 
 
 # --- operators and the controller -------------------------------------------------------------
@@ -768,8 +806,11 @@ AnyEvent = (
     | NodeRetired
     | SweepRequested
     | SweepRoundFinished
+    | SweepExtended
     | SweepFinished
     | CertificateIssued
+    | RemedyRequested
+    | RemedyFinished
     | DrainRequested
     | SwitchoverRequested
     | QuarantineRequested

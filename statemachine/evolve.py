@@ -104,8 +104,12 @@ def _folder_of(event: e.AnyEvent) -> Folder:
             return health.sweep_requested
         case e.SweepRoundFinished():
             return health.sweep_round_finished
+        case e.SweepExtended():
+            return health.sweep_extended
         case e.SweepFinished():
             return health.sweep_finished
+        case e.RemedyRequested() | e.RemedyFinished():
+            return health.remedied
         case e.CertificateIssued():
             return health.certified
         case e.DrainRequested() | e.SwitchoverRequested() | e.QuarantineRequested():

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from statemachine import events as e
-from statemachine.evolve_nodes import moved
+from statemachine.evolve_nodes import QUALIFY, moved, must_qualify
 from statemachine.ids import NodeId, Position, SweepId
 from statemachine.indexes import AWAY_STATES, put_node
 from statemachine.lifecycle import NodeState, next_warmth
@@ -179,6 +179,8 @@ def placed(
     entries = node.quarantined_at_ms
     if isinstance(event, e.NodeQuarantined | e.NodeRetired) and is_new_entry(node):
         entries = (*entries[1 - ENTRIES_KEPT :], state.at_ms)
+        if before.state is not NodeState.SWEEPING:
+            node = replace(node, sweep_due=True)
     if node.wanted_out in _FULFILS[type(event)]:
         node = _wants(node, "", "")
     match event:
@@ -196,8 +198,10 @@ def placed(
                 drained_by="",
                 verdict=None,
                 withheld="",
-                sweeps_failed=0,
-                cooldown_until_ms=0,
+                sweeps_failed=node.sweeps_failed if node.sweep_wanted == QUALIFY else 0,
+                cooldown_until_ms=node.cooldown_until_ms if node.sweep_wanted == QUALIFY else 0,
+                remedy=None,
+                remedies=0,
             )
         case e.NodeDrained():
             node = replace(node, drained_by=event.reason)
@@ -237,6 +241,31 @@ def sweep_round_finished(state: FleetState, event: e.SweepRoundFinished) -> Flee
     return replace(state, sweeps=state.sweeps.insert(event.sweep, sweep))
 
 
+def sweep_extended(state: FleetState, event: e.SweepExtended) -> FleetState:
+    """A third party takes part; a second one changes nothing."""
+    sweep = state.sweeps.get(event.sweep)
+    if sweep is None or sweep.third is not None:
+        return state
+    sweep = replace(sweep, third=event)
+    return replace(state, sweeps=state.sweeps.insert(event.sweep, sweep))
+
+
+def remedied(state: FleetState, event: e.RemedyRequested | e.RemedyFinished) -> FleetState:
+    """A remedy is under way, or over; of a node that is away as well, since it may be a restart."""
+    before = state.nodes.get(event.node)
+    if before is None:
+        return state
+    if isinstance(event, e.RemedyRequested):
+        if event.number != before.remedies:
+            return state
+        node = replace(before, remedy=event, remedies=before.remedies + 1, sweep_due=False)
+        return put_node(state, node, before)
+    if before.remedy is None or before.remedy.number != event.number:
+        return state
+    node = replace(before, remedy=None, sweep_due=event.is_done, cooldown_until_ms=0)
+    return put_node(state, node, before)
+
+
 def sweep_finished(state: FleetState, event: e.SweepFinished) -> FleetState:
     """The judgement closes the sweep."""
     if event.sweep not in state.sweeps:
@@ -252,8 +281,11 @@ def sweep_finished(state: FleetState, event: e.SweepFinished) -> FleetState:
         before,
         sweep=SweepId(0),
         sweeps_failed=failures,
+        sweep_due=event.outcome is e.SweepOutcome.INCONCLUSIVE,
         cooldown_until_ms=state.at_ms + round(pause_s * 1000),
     )
+    if event.outcome is e.SweepOutcome.INCONCLUSIVE and must_qualify(state, node):
+        node = replace(node, sweep_wanted=QUALIFY)
     return put_node(state, node, before)
 
 
@@ -266,6 +298,8 @@ def certified(state: FleetState, event: e.CertificateIssued) -> FleetState:
     node = replace(
         stale(moved(state, before, e.CertificateIssued)),
         certificate=event,
+        remedy=None,
+        remedies=0,
         quarantine="",
         verdict=None,
         withheld="",

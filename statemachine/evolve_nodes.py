@@ -1,5 +1,7 @@
 """Folding what nodes say of themselves and of each other: membership, evidence, warm-up."""
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from statemachine import events as e
@@ -44,6 +46,10 @@ def joined(state: FleetState, event: e.NodeJoined) -> FleetState:
             quarantined_at_ms=before.quarantined_at_ms,
             retired=before.retired,
             promotions=before.promotions,
+            certificate=before.certificate,
+            remedy=before.remedy,
+            remedies=before.remedies,
+            sweep_due=before.sweep_due,
             ended_position=before.ended_position,
         )
     return put_node(state, node, before)
@@ -91,7 +97,19 @@ def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
     )
     node = moved(state, before, e.WorkerReady)
     node = replace(node, worker=event, job=event.job, rehearsals=stale)
+    if before.state is NodeState.JOINING and must_qualify(state, node):
+        node = replace(node, sweep_wanted=QUALIFY)
     return put_node(state, node, before)
+
+
+QUALIFY: Final = "it qualifies before its first duty"
+
+
+def must_qualify(state: FleetState, node: Node) -> bool:
+    """Whether a node may have no duty before it has passed a sweep."""
+    certificate = node.certificate
+    valid = certificate is not None and certificate.expires_at_ms > state.at_ms
+    return state.policy.sweep.qualify and not valid
 
 
 _Evidence = e.WorkerExited | e.LeaseExpired | e.PeerReset | e.PeerWaited
@@ -145,7 +163,28 @@ def rehearsed(
     if isinstance(event, e.WarmupFailed) or _is_of_other_code(node, event):
         pause_ms = round(state.policy.retry_cooldown_s * 1000)
         node = replace(node, cooldown_until_ms=state.at_ms + pause_ms)
-    return put_node(state, node, before)
+    return _keep(put_node(state, node, before), event)
+
+
+KEEPERS_MAX: Final = 16
+"""How many nodes are remembered to have a recording."""
+
+
+def _keep(
+    state: FleetState, event: e.RecordingMade | e.WarmupStarted | e.WarmupPassed | e.WarmupFailed
+) -> FleetState:
+    """Remember who has the job's recording of a role; those that are gone are forgotten."""
+    job = state.jobs.get(event.job)
+    if job is None or not isinstance(event, e.RecordingMade | e.WarmupPassed):
+        return state
+    made = job.recordings.get(event.role)
+    if made is None or not event.recording or made.recording != event.recording:
+        return state
+    mine = event.node, event.incarnation
+    kept = [one for one in job.keepers.get(event.role, ()) if one != mine]
+    alive = [one for one in kept if state.current(*one) is not None]
+    keepers = (*alive[-(KEEPERS_MAX - 1) :], mine)
+    return put_job(state, replace(job, keepers=job.keepers.insert(event.role, keepers)))
 
 
 def recorded(state: FleetState, event: e.RecordingMade) -> FleetState:
@@ -153,7 +192,12 @@ def recorded(state: FleetState, event: e.RecordingMade) -> FleetState:
     job = state.jobs.get(event.job)
     if job is None or job.finished or state.current(event.node, event.incarnation) is None:
         return state
-    state = put_job(state, replace(job, recordings=job.recordings.insert(event.role, event)))
+    known = job.recordings.get(event.role)
+    if known is None or known.recording != event.recording:
+        keepers = job.keepers.discard(event.role)
+        recordings = job.recordings.insert(event.role, event)
+        state = put_job(state, replace(job, recordings=recordings, keepers=keepers))
+    state = _keep(state, event)
     for name in sorted(state.pool):
         node = state.nodes[name]
         old = node.rehearsal(event.job, event.role)

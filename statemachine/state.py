@@ -21,6 +21,8 @@ from statemachine.events import (
     Handover,
     JobDeclared,
     RecordingMade,
+    RemedyRequested,
+    SweepExtended,
     SweepRequested,
     SweepRoundFinished,
     TransitionApplied,
@@ -127,6 +129,13 @@ class Node(Struct, frozen=True, kw_only=True, gc=False):
     sweeps_failed: int = 0
     """Sweeps in a row that it did not pass."""
     certificate: CertificateIssued | None = None
+    remedy: RemedyRequested | None = None
+    """The remedy under way; survives restarts of the node, which may be what it consists of."""
+    remedies: int = 0
+    """Remedies begun since it was well."""
+    sweep_due: bool = True
+    """Whether a sweep may tell more about a quarantine: not after one that failed, until a remedy
+    was carried out, where there are remedies."""
     indexed: int = 0
     """The indexes of the state in which this record stands; see `indexes`."""
     promotions: int = 0
@@ -237,6 +246,10 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     finished_nodes: HashTrieMap[NodeId, int] = field(default_factory=HashTrieMap)
     recordings: HashTrieMap[Role, RecordingMade] = field(default_factory=HashTrieMap)
     """What each role is rehearsed with, since this launch."""
+    keepers: HashTrieMap[Role, tuple[tuple[NodeId, Incarnation], ...]] = field(
+        default_factory=HashTrieMap
+    )
+    """Who has that recording: its maker, and who rehearsed with it; the newest last."""
     finished: bool = False
     launched: bool = False
     """Whether the job runs, or ran until its slots were lost; false again once it is restarted."""
@@ -254,11 +267,21 @@ class Sweep(Struct, frozen=True, kw_only=True, gc=False):
     position: Position
     started_at_ms: int
     rounds: tuple[SweepRoundFinished, ...] = ()
+    third: SweepExtended | None = None
+    """The third party, once the pair was slow."""
 
     def open_rounds(self) -> tuple[str, ...]:
-        """Rounds that are not finished, in the order of the request."""
+        """Rounds that are not finished, in the order of the request; a third party comes last."""
         done = {finished.round for finished in self.rounds}
-        return tuple(name for name in self.request.rounds if name not in done)
+        wanted = self.request.rounds
+        if self.third is not None and self.third.round not in wanted:
+            wanted = (*wanted, self.third.round)
+        return tuple(name for name in wanted if name not in done)
+
+    def parties(self) -> tuple[NodeId, ...]:
+        """Who measures with the node."""
+        third = (self.third.partner,) if self.third is not None else ()
+        return tuple(name for name in (self.request.partner, *third) if name)
 
     def is_alone_done(self) -> bool:
         """Whether the node, and its partner as a reference, were measured each alone."""

@@ -86,6 +86,14 @@ class SweepPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     unjudged_rounds: tuple[str, ...] = (PAIR, THIRD)
     """Rounds that need only finish while the fleet has no baseline for them: their numbers, once
     certified, become it."""
+    remedies: tuple[str, ...] = ()
+    """What is done, one after the other, about a node that failed its sweep, such as ``reset``,
+    ``reboot``, ``reimage``, ``vendor``; each is followed by a sweep, and the last that did not help
+    by retirement. None: it is swept again after a pause, and an operator mends it."""
+    remedy_deadline_s: float = 3600.0
+    """How long a remedy may take."""
+    qualify: bool = False
+    """Whether a node without a valid certificate must pass a sweep before its first duty."""
     deadline_s: float = 60.0
     """Time budget of a whole sweep; what did not finish by then is inconclusive."""
     certificate_ttl_s: float = 7 * 86_400.0
@@ -104,7 +112,8 @@ class SweepPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
         for name in ("tolerance", "link_tolerance", "latency_tolerance"):
             if not getattr(self, name) > 1:
                 raise BadPolicy(f"sweep.{name} = {getattr(self, name)}: must be above 1")
-        for name in ("cv_max", "deadline_s", "certificate_ttl_s", "retire_window_days"):
+        positive = ("cv_max", "deadline_s", "remedy_deadline_s", "certificate_ttl_s")
+        for name in (*positive, "retire_window_days"):
             if not getattr(self, name) > 0:
                 raise BadPolicy(f"sweep.{name} = {getattr(self, name)}: must be above 0")
         if self.entries_to_retire < 1:

@@ -9,6 +9,7 @@ from typing import cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from statemachine import events as e
 from statemachine.errors import EventCorrupt
@@ -99,7 +100,7 @@ class Orders(Struct, frozen=True, kw_only=True, omit_defaults=True):
     recording: str = ""
     """What to rehearse with; empty if nothing was recorded."""
     recording_from: tuple[Holder, ...] = ()
-    """Who has it, the maker first; their slot is -1."""
+    """Who has it, the newest first; their slot is -1."""
     caps: WarmupCaps = WarmupCaps()
     """What the rehearsal may take."""
     sweep: e.SweepRequested | None = None
@@ -235,7 +236,7 @@ def orders_of(state: FleetState, node: Node) -> Orders:
         rehearse=rehearse.role if rehearse is not None else "",
         rehearse_since_ms=rehearse.since_at_ms if rehearse is not None else 0,
         recording=made.recording if made is not None else "",
-        recording_from=_who_has(state, made) if made is not None else (),
+        recording_from=_who_has(state, node.job, made) if made is not None else (),
         caps=_caps(state.policy) if rehearse is not None else WarmupCaps(),
         sweep=sweep,
         rounds=rounds,
@@ -264,17 +265,14 @@ def _recording_of(
 
 
 GIVERS_MAX = 4
-"""How many nodes that have a recording are named: the maker, and some in case it is gone."""
+"""How many nodes that have a recording are named."""
 
 
-def _who_has(state: FleetState, made: e.RecordingMade) -> tuple[Holder, ...]:
+def _who_has(state: FleetState, job: JobId, made: e.RecordingMade) -> tuple[Holder, ...]:
     """Where a recording may be fetched: from its maker, and from who rehearsed with it."""
-    names = [made.node] if state.current(made.node, made.incarnation) is not None else []
-    for name in sorted(state.pool):
-        entry = state.nodes[name].rehearsal(made.job, made.role)
-        if entry is not None and made.recording and entry.recording == made.recording:
-            names.append(name)
-    found = (_holders(state, {Slot(-1): name}) for name in dict.fromkeys(names[:GIVERS_MAX]))
+    keepers = reversed(state.jobs[job].keepers.get(made.role, ()))
+    alive = [name for name, incarnation in keepers if state.current(name, incarnation)]
+    found = (_holders(state, {Slot(-1): name}) for name in alive[:GIVERS_MAX])
     return tuple(holder for one in found for holder in one)
 
 
@@ -282,17 +280,28 @@ def _sweep_part(state: FleetState, node: Node) -> tuple[e.SweepRequested | None,
     """The sweep that a node takes part in, and the rounds that it shall measure now."""
     for number in sorted(state.sweeps):
         sweep = state.sweeps[number]
-        still_open = sweep.open_rounds()
         if sweep.request.node == node.node:
             later = () if sweep.is_alone_done() else TOGETHER
-            mine = tuple(r for r in still_open if r != REFERENCE and r not in later)
+            mine = tuple(r for r in sweep.open_rounds() if r != REFERENCE and r not in later)
         elif sweep.request.partner == node.node:
-            mine = tuple(r for r in still_open if r == REFERENCE)
+            mine = tuple(r for r in sweep.open_rounds() if r == REFERENCE)
         else:
             continue
+        if mine and sweep.third is not None and sweep.third.round in mine:
+            return _with_third(sweep.request, sweep.third), mine
         if mine:
             return sweep.request, mine
     return None, ()
+
+
+def _with_third(request: e.SweepRequested, third: e.SweepExtended) -> e.SweepRequested:
+    """The request as whoever measures with the third party reads it."""
+    return replace(
+        request,
+        partner=third.partner,
+        partner_host=third.partner_host,
+        partner_port=third.partner_port,
+    )
 
 
 _UNSEEN = frozenset(
