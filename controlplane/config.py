@@ -13,6 +13,9 @@ unknown name in the file is refused, since a misspelt setting is one that silent
     [log]         level, form
     [web]         listen, token_file
     [policy]      knobs of the state machine
+    [[hooks]]     who is told of events: `controlplane.hooks.hook`
+    [heartbeat]   who hears that the leader lives: likewise
+    [provisioner] the scheduler beside us: `controlplane.provision.opening`
 """
 
 import difflib
@@ -29,6 +32,8 @@ from msgspec import Struct
 from controlplane.errors import BadConfig
 from controlplane.eventlog import CLIENTS
 from controlplane.eventlog.etcd_url import TlsFiles, parse_url
+from controlplane.hooks.hook import Heartbeat, Hook, heartbeat_of, hooks_of
+from controlplane.provision.opening import ProvisionerSettings, settings_of
 from statemachine.errors import BadName, BadPolicy
 from statemachine.ids import check_name
 from statemachine.policy import policy_of
@@ -55,6 +60,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """File with the token that acting on the page needs; without one the page only shows."""
     knobs: dict[str, Any] | None = None
     """Knobs of the policy that this controller shall bring about; None leaves the log's."""
+    hooks: tuple[Hook, ...] = ()
+    heartbeat: Heartbeat | None = None
+    provisioner: ProvisionerSettings | None = None
 
 
 class _Field(Struct, frozen=True):
@@ -136,6 +144,9 @@ FIELDS: Final = (
 
 CONFIG_ENV: Final = "CHANGEOVER_CONFIG"
 
+_TABLES: Final = ("policy", "hooks", "heartbeat", "provisioner")
+"""Sections that are read whole."""
+
 
 def load_settings(
     flags: Mapping[str, Any],
@@ -151,13 +162,29 @@ def load_settings(
         path = Path(environment[CONFIG_ENV])
     table = _read_file(path) if path is not None else {}
     knobs = table.pop("policy", None)
+    outside = _outside(table, environment, str(path))
     found = {entry.name: _find(entry, flags, environment, table, path) for entry in FIELDS}
     files = TlsFiles(*(found.pop(name) for name in ("ca", "cert", "key", "server_name")))
     if not found["controller"]:
         found["controller"] = _own_name()
     return Settings(
-        **found, tls=files if files != TlsFiles() else None, knobs=_checked(knobs, path)
+        **found,
+        **outside,
+        tls=files if files != TlsFiles() else None,
+        knobs=_checked(knobs, path),
     )
+
+
+def _outside(table: dict[str, Any], environment: Mapping[str, str], source: str) -> dict[str, Any]:
+    """Take out and check what is about the world beside us."""
+    found: dict[str, Any] = {}
+    if "hooks" in table:
+        found["hooks"] = hooks_of(table.pop("hooks"), source, environment)
+    if "heartbeat" in table:
+        found["heartbeat"] = heartbeat_of(table.pop("heartbeat"), source, environment)
+    if "provisioner" in table:
+        found["provisioner"] = settings_of(table.pop("provisioner"), source)
+    return found
 
 
 def _find(
@@ -198,12 +225,12 @@ def _read_file(path: Path) -> dict[str, Any]:
     known = [entry.toml for entry in FIELDS if entry.toml]
     flat: dict[str, Any] = {}
     for section, content in tables.items():
-        if section == "policy" or not isinstance(content, dict):
+        if section in _TABLES or not isinstance(content, dict):
             flat[section] = content
         else:
             flat |= {f"{section}.{name}": value for name, value in content.items()}
     for name, value in flat.items():
-        if name not in known and name != "policy":
+        if name not in known and name not in _TABLES:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"no such setting; did you mean {near[0]}?" if near else "no such setting"
             raise BadConfig(f"{path}: {name}", value, hint)

@@ -64,7 +64,7 @@ class Meters:
         )
         self.deliveries = Counter(
             "changeover_hook_deliveries",
-            "Deliveries of hooks, by hook and outcome (delivered, retried, failed, dropped).",
+            "Deliveries of hooks, by hook and outcome (delivered, repeated, retried, failed, dropped).",
             ["hook", "outcome"],
             registry=new,
         )

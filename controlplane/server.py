@@ -31,6 +31,7 @@ from controlplane.eventlog import (
 from controlplane.eventlog.versions import judge_version
 from controlplane.eventlog.view import running
 from controlplane.leadership import Preview, win
+from controlplane.outside import outside_of
 from controlplane.term import Term
 
 if TYPE_CHECKING:
@@ -168,7 +169,14 @@ async def _lead(
     preview: Preview,
     meters: Meters | None,
 ) -> None:
-    term = Term(log, leadership, knobs=settings.knobs, preview=preview, meters=meters)
+    term = Term(
+        log,
+        leadership,
+        knobs=settings.knobs,
+        preview=preview,
+        meters=meters,
+        outside=outside_of(settings, meters),
+    )
     try:
         await term.run()
     finally:

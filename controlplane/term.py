@@ -18,6 +18,7 @@ from controlplane.health.collector import Collector
 from controlplane.leadership import Preview
 from controlplane.lines import words_of
 from controlplane.membership import Membership
+from controlplane.outside import Outside
 from controlplane.projection import everything
 from controlplane.reconciler import Reconciler
 from controlplane.snapshotting import Snapshotter
@@ -51,6 +52,7 @@ class Term:
         knobs: dict[str, object] | None = None,
         preview: Preview | None = None,
         meters: Meters | None = None,
+        outside: Outside | None = None,
     ) -> None:
         self.leading = anyio.Event()
         """Set once the log is folded and the first turn is about to be taken."""
@@ -61,6 +63,7 @@ class Term:
         self._clock_ms = clock_ms
         self._knobs = knobs
         self._meters = meters
+        self._outside = outside if outside is not None else Outside()
         self._preview = preview if preview is not None else Preview(log)
 
     async def run(self) -> NoReturn:
@@ -83,6 +86,7 @@ class Term:
                 group.start_soon(membership.run, nodes)
                 group.start_soon(self.collector.run, vitals)
                 group.start_soon(self._snapshotter.run)
+                await self._outside.begin(group, self._log, self.reconciler)
                 self.leading.set()
                 await self.reconciler.run()
         raise AssertionError
