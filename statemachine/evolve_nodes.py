@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from statemachine import events as e

@@ -250,6 +250,10 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
         default_factory=HashTrieMap
     )
     """Who has that recording: its maker, and who rehearsed with it; the newest last."""
+    keepers: HashTrieMap[Role, tuple[tuple[NodeId, Incarnation], ...]] = field(
+        default_factory=HashTrieMap
+    )
+    """Who has that recording: its maker, and who rehearsed with it; the newest last."""
     finished: bool = False
     launched: bool = False
     """Whether the job runs, or ran until its slots were lost; false again once it is restarted."""

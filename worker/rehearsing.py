@@ -101,6 +101,7 @@ class Rehearsing:
         parts = self.roles.now
         if parts.steps >= PRIMING_STEPS:
             return
+        self._stand_in(self.roles.slot)
         with parts.state.sandboxed():
             for index in range(parts.steps, PRIMING_STEPS):
                 seed_step(self.declared.seed, index, self.roles.slot)
@@ -139,6 +140,7 @@ class Rehearsing:
         found = self._found(order, rehearsal)
         if rehearsal.failed:
             return
+        self._stand_in(slot)
         rehearsal.taken = self.roles.take(slot, with_weights=True)
         parts = self.roles.now
         first = found.step if found is not None else 0
@@ -156,6 +158,14 @@ class Rehearsing:
                 rehearsal.end_step(parts.state, voted=step.voted, loss=self._loss)
                 rehearsal.state_bytes = parts.state.nbytes
         self.roles.rest()
+
+    def _stand_in(self, slot: Slot) -> None:
+        """Let every group answer as the member that a slot's rank is."""
+        layout = self.roles.layout
+        rank = layout.ranks_of(slot)[0]
+        for ref in layout.groups_of_rank(rank):
+            if ref.kind in self.groups:
+                self.groups[ref.kind].stand_at(sorted(ref.ranks).index(rank))
 
     def _told(self, loss: float) -> None:
         self._loss = loss

@@ -52,6 +52,11 @@ class ManagedGroup(CollectiveFacade):
         self._backend.switch(plan)
         self._rank = plan.me
 
+    def stand_at(self, index: int) -> None:
+        """Answer as this member while nobody is there: the place that is rehearsed."""
+        if not self.attached:
+            self._rank = index
+
     def break_off(self, cause: Cause) -> None:
         """Break the group from any thread; a blocked rank returns within milliseconds."""
         self._backend.abort(cause)

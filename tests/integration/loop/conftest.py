@@ -10,7 +10,11 @@ from statemachine import events as e
 from tests.integration.loop.core_fleet import JOB, SCRIPT, CoreFleet
 from tests.integration.loop.zygote import Zygote
 
-SAMPLED = {"test_during_a_transition.py": 4, "test_each_point.py": 3}
+SAMPLED = {
+    "test_during_a_transition.py": 4,
+    "test_each_point.py": 3,
+    "test_failed_rehearsals.py": 3,
+}
 """Walks of which an ordinary run takes one case in so many, another each time; `make soak` all."""
 
 

@@ -321,6 +321,18 @@ class CoreFleet:
             # the stacks are written by the processes themselves, whenever they are scheduled
             raise AssertionError(f"not within {within_s} s: {what}\n{self.story()}")
 
+    def traffic(self, name: str) -> list[dict[str, Any]]:
+        """What a node's connections had carried and its files held, around each of its steps."""
+        lines = (self.folder / f"{name}.traffic").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def crossed(self, seen: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
+        """The rehearsed steps around which traffic or files differ."""
+        rehearsed = [line for line in seen if line["rehearsal"]]
+        pairs = zip(rehearsed[::2], rehearsed[1::2], strict=True)
+        kept = ("sockets", "written")
+        return [(a, b) for a, b in pairs if any(a[key] != b[key] for key in kept)]
+
     def events(self, kind: type[e.Event]) -> list[Any]:
         """Every recorded event of a type."""
         return [entry for entry in self.log if isinstance(entry.event, kind)]

@@ -9,6 +9,7 @@ import faulthandler
 import json
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from model import Shape
 from train_pipeline import Parts, Pipeline
 
 import worker
+from worker.roles import PRIMING_STEPS
 
 SHAPE = Shape(context=16, layers=3, heads=2, width=32, tied=False)
 
@@ -33,10 +35,14 @@ class Faulty:
 
     def __init__(self, run: worker.Run, folder: Path) -> None:
         self.run, self.folder = run, folder
-        self.hoard: list[torch.Tensor] = []
+        self.hoard: list[Any] = []
+        self.primed = 0
 
     def meet(self, parts: Parts) -> None:
-        """Meet the fault that is named, if one is."""
+        """Meet the fault that is named, if one is; not before the process said that it is ready."""
+        self.primed += 1
+        if self.primed <= PRIMING_STEPS:
+            return
         path = fault_file(self.folder, self.run.node)
         kind = path.read_text() if path.exists() else ""
         match kind:
@@ -53,19 +59,33 @@ class Faulty:
                     self.hoard.append(torch.ones(1 << 22))
                     time.sleep(0.01)
             case "socket":  # a leak, to see that the tests would see one
-                with socket.create_connection(self.run.address) as leak:
-                    leak.sendall(b"x")
+                there = socket.create_server(("127.0.0.1", 0))
+                here = socket.create_connection(there.getsockname())
+                here.sendall(b"x")
+                self.hoard += [there, here]
+            case "file":
+                (self.folder / f"{self.run.node}.leak").write_text("x")
+            case _:
+                pass
 
 
 class Traffic:
-    """Counts what all TCP connections of this process have carried."""
+    """Counts what all TCP connections of this process have carried, and which files it wrote to."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self.path = folder / f"{node}.traffic"
+        self.written: list[str] = []
+        sys.addaudithook(self._hear)
 
-    def note(self, rehearsal: bool, state: dict[str, Any]) -> None:
-        """Append what was carried so far."""
-        line = {"rehearsal": rehearsal, "sockets": tcp_bytes(), **state}
+    def _hear(self, event: str, told: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(told[2], int) and told[2] & 3  # WRONLY or RDWR
+        if writes and str(told[0]) != str(self.path):
+            self.written.append(str(told[0]))
+
+    def note(self, *, rehearsal: bool, **state: Any) -> None:
+        """Append what was carried and written so far."""
+        written = len(self.written)
+        line = {"rehearsal": rehearsal, "sockets": tcp_bytes(), "written": written, **state}
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -116,7 +136,7 @@ def main() -> None:
     for step in run.steps(args.steps):
         now = parts()
         if args.traffic:
-            traffic.note(step.rehearsal, {"at": "begin", "role": now.stage.cut.stage})
+            traffic.note(rehearsal=step.rehearsal, at="begin", role=now.stage.cut.stage)
         loss = pipeline.step(step.index, now)
         if step.rehearsal:
             faulty.meet(now)
@@ -129,7 +149,7 @@ def main() -> None:
         if loss is not None:
             step.record(loss=loss)
         if args.traffic:
-            traffic.note(step.rehearsal, {"at": "end", "role": now.stage.cut.stage})
+            traffic.note(rehearsal=step.rehearsal, at="end", role=now.stage.cut.stage)
 
 
 if __name__ == "__main__":

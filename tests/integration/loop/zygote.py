@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples"
 
 
 class Forked:
@@ -63,7 +64,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(number)],
                 pass_fds=(number,),
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{EXAMPLES}"},
             )
         self._sock.settimeout(60.0)
         assert self._sock.recv(16) == b"loaded", "the zygote did not load"
