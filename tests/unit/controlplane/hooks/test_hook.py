@@ -1,0 +1,105 @@
+"""Hooks as they are written down: refused with the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.config import load_settings
+from controlplane.errors import BadConfig
+from controlplane.hooks.hook import heartbeat_of, hooks_of
+from controlplane.hooks.rendering import render, values_of
+from statemachine import events as e
+from statemachine.ids import Incarnation, NodeId, Position
+
+GOOD: dict[str, Any] = {"name": "pager", "on": ["NodeLost"], "url": "https://example.org/hook"}
+
+
+def without(*names: str) -> dict[str, Any]:
+    """A good hook without some of its fields."""
+    return {name: value for name, value in GOOD.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (without("name"), "name"),
+        (GOOD | {"name": "A B"}, "hooks[0].name"),
+        (GOOD | {"on": ["NodeLots"]}, "did you mean NodeLost?"),
+        (GOOD | {"on": []}, "must name a type of event"),
+        (without("url"), "needs url, url_env or exec"),
+        (GOOD | {"url": "ftp://example.org"}, "must be an http or https address"),
+        (GOOD | {"exec": ["x"]}, "choose one"),
+        (GOOD | {"url_env": "HERE"}, "choose one"),
+        (without("url") | {"url_env": "NOT_HERE"}, "no such environment variable"),
+        (GOOD | {"authorization_env": "NOT_HERE"}, "no such environment variable"),
+        (GOOD | {"body": "{{ nod }}"}, "no such name"),
+        (GOOD | {"body": "{{ node"}, "is no template"),
+        (GOOD | {"key": "{{ event.__class__ }} {{ x }}"}, "no such name"),
+        (GOOD | {"timeout_s": 0}, "must be above 0 seconds"),
+        (GOOD | {"tries": 0}, "from 1 to 100"),
+        (GOOD | {"colour": "red"}, "colour"),
+    ],
+)
+def test_a_wrong_hook_is_refused_when_it_is_read(table: dict[str, Any], words: str) -> None:
+    """Not at three in the morning."""
+    with pytest.raises(BadConfig) as refused:
+        hooks_of([table], "f.toml", {"HERE": "https://example.org"})
+
+    assert "f.toml: hooks" in str(refused.value)
+    assert words in str(refused.value)
+
+
+def test_a_refusal_never_shows_a_secret_address() -> None:
+    """An address from the environment is named by its variable."""
+    with pytest.raises(BadConfig) as refused:
+        hooks_of([without("url") | {"url_env": "SECRET_URL"}], "f", {"SECRET_URL": "x://s3cr3t"})
+
+    assert "s3cr3t" not in str(refused.value)
+
+
+def test_two_hooks_of_one_name_are_refused() -> None:
+    """Metrics and keys go by it."""
+    with pytest.raises(BadConfig, match="named twice"):
+        hooks_of([GOOD, GOOD], "f", {})
+
+
+def test_a_heartbeat_needs_an_address_and_a_period() -> None:
+    """Silence must mean something."""
+    with pytest.raises(BadConfig, match="needs url or url_env"):
+        heartbeat_of({}, "f", {})
+    with pytest.raises(BadConfig, match="above 0"):
+        heartbeat_of({"url": "https://example.org", "every_s": 0}, "f", {})
+
+
+def test_a_settings_file_holds_hooks_beside_the_rest(tmp_path: Path) -> None:
+    """As documented in docs/operate/hooks.md."""
+    target = tmp_path / "c.toml"
+    target.write_text(
+        '[fleet]\nname = "lab"\n[[hooks]]\nname = "pager"\non = ["NodeLost"]\n'
+        'exec = ["notify", "{{ node }}"]\n[heartbeat]\nurl = "https://example.org"\n'
+        '[provisioner]\nkind = "slurm"\n'
+    )
+
+    found = load_settings({}, {}, target)
+
+    assert (found.fleet, found.hooks[0].exec) == ("lab", ("notify", "{{ node }}"))
+    assert found.heartbeat is not None
+    assert found.provisioner is not None
+    assert found.provisioner.kind == "slurm"
+
+
+def test_a_template_cannot_leave_its_sandbox() -> None:
+    """What a node reports is data: it is not rendered again, and reaches no module."""
+    recorded = e.Recorded(
+        position=Position(1),
+        at_ms=1,
+        writer="c0",
+        event=e.NodeLost(node=NodeId("n1"), incarnation=Incarnation(1), reason="{{ 7 * 7 }}"),
+    )
+
+    assert render("{{ reason }}", values_of("lab", recorded)) == "{{ 7 * 7 }}"
+    with pytest.raises(Exception, match="unsafe"):
+        render("{{ event.__class__.__mro__ }}", values_of("lab", recorded))
