@@ -135,6 +135,12 @@ class Cuts:
         low, high = self._range(segment, chunk)
         return self._raw[low * self._item : high * self._item]
 
+    def as_array(self, elsewhere: memoryview | None, otherwise: Array) -> Array:
+        """Bytes of one chunk as elements of the same type; `otherwise` if there are none."""
+        if elsewhere is None:
+            return otherwise
+        return np.frombuffer(elsewhere, dtype=self._array.dtype)
+
     def nbytes(self, segment: int, chunk: int) -> int:
         """The size of one chunk."""
         low, high = self._range(segment, chunk)

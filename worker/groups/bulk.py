@@ -9,19 +9,26 @@ stops inside a frame copies what it still owes (at most one chunk) and pays it b
 a receiver that stops inside a frame remembers how much of it to throw away. Frames of an older tag
 are read and dropped. A frame of a newer tag means that the peer has gone on without this rank: it
 is left unread, for the collective that will want it after the next switch.
+
+Between processes of one machine large payloads lie in shared memory (`shared`), and only headers
+travel through the socket. What has been put there needs nothing of the sender any more.
 """
 
+import array
 import contextlib
+import os
 import select
 import socket
-from typing import Final
+from typing import Any, Final
 
 from worker.groups import frames
 from worker.groups.frames import HEADER_BYTES, Kind
+from worker.groups.shared import SHARED_BYTES_MIN, BadMemory, SharedReader, SharedWriter
 
 _LOOKAHEAD_BYTES: Final = 4096
 _SCRATCH = bytearray(frames.CHUNK_BYTES_MAX)
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_RIGHTS_BYTES: Final = socket.CMSG_SPACE(8)
 
 
 class StreamFault(Exception):
@@ -45,11 +52,16 @@ class OutOfStep(StreamFault):
 
 
 class BulkStream:
-    """One bulk socket; used by one thread at a time."""
+    """One bulk socket; used by one thread at a time (or by one that sends and one that receives).
+
+    `shares`: large payloads go through shared memory, as they can where the socket is a local one.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.shares = self._is_local = sock.family == socket.AF_UNIX
+        if not self._is_local:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         fd = sock.fileno()
         self.want_read = (fd, select.POLLIN)
@@ -59,6 +71,12 @@ class BulkStream:
         self._outgoing: list[bytes | memoryview] = []
         self._owed = 0
         self._frame_bytes = 0
+        self._frame_shared = False
+        self._writer: SharedWriter | None = None
+        self._passing: list[int] = []
+        self._reader: SharedReader | None = None
+        self._passed: list[int] = []
+        self.elsewhere: memoryview | None = None
         self._buffer = bytearray(_LOOKAHEAD_BYTES)
         self._view = memoryview(self._buffer)
         self._low = 0
@@ -70,14 +88,44 @@ class BulkStream:
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def begin_send(self, tag: int, sequence: int, chunk: int, payload: memoryview) -> None:
-        """Queue one DATA frame; `flush` sends it. The payload must stay unchanged until then."""
+    @property
+    def want_room(self) -> tuple[int, int]:
+        """What to wait for when `begin_send` found no room."""
+        assert self._writer is not None
+        return self._writer.want_room
+
+    def begin_send(self, tag: int, sequence: int, chunk: int, payload: memoryview) -> bool:
+        """Queue one DATA frame; `flush` sends it. The payload must stay unchanged until then.
+
+        False: nothing was queued, since there is no room before `want_room` is ready.
+        """
         size = payload.nbytes
-        self._outgoing.append(frames.pack(Kind.DATA, tag, sequence, chunk, size))
-        if size:
+        shared = self.shares and size >= SHARED_BYTES_MIN and self._share()
+        if shared:
+            assert self._writer is not None
+            if not self._writer.put(payload):
+                return False
+            self.sent_bytes += size
+        self._outgoing.append(frames.pack(Kind.DATA, tag, sequence, chunk, size, shared=shared))
+        self._frame_bytes, self._frame_shared = HEADER_BYTES, shared
+        if size and not shared:
             self._outgoing.append(payload)
-        self._frame_bytes = HEADER_BYTES + size
+            self._frame_bytes += size
         self._owed += self._frame_bytes
+        return True
+
+    def _share(self) -> bool:
+        """Whether there is memory to put payloads into; made at the first call, and passed on."""
+        if self._writer is None:
+            try:
+                self._writer = SharedWriter()
+            except OSError:
+                self.shares = False  # then through the socket, as between machines
+                return False
+            self._passing = self._writer.fds
+            self._outgoing.append(frames.pack(Kind.SHARE, 0, 0, 0, 0))
+            self._owed += HEADER_BYTES
+        return True
 
     def flush(self) -> bool:
         """Send what is queued; False when the socket takes no more for now.
@@ -87,7 +135,7 @@ class BulkStream:
         """
         while self._outgoing:
             try:
-                sent = self._sock.sendmsg(self._outgoing, (), _FLAGS)
+                sent = self._sock.sendmsg(self._outgoing, self._ancillary(), _FLAGS)
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -95,7 +143,15 @@ class BulkStream:
             self._sent(sent)
         return True
 
+    def _ancillary(self) -> list[tuple[int, int, Any]]:
+        if not self._passing:
+            return []
+        return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", self._passing))]
+
     def _sent(self, count: int) -> None:
+        if self._passing and self._writer is not None:  # they travel with the first byte
+            self._passing = []
+            self._writer.passed()
         self.sent_bytes += count
         self._owed -= count
         if not self._owed:
@@ -116,6 +172,8 @@ class BulkStream:
         owed = b"".join(self._outgoing)
         if self._owed >= self._frame_bytes:  # its header has not left: the frame never existed
             owed = owed[: self._owed - self._frame_bytes]
+            if self._frame_shared and self._writer is not None:
+                self._writer.take_back()
         self._outgoing = [owed] if owed else []
         self._owed = len(owed)
         self._frame_bytes = HEADER_BYTES + self._owed + 1  # all of it is owed, whatever comes
@@ -127,9 +185,18 @@ class BulkStream:
         self._target = target
         self._expected = (tag, sequence & 0xFFFFFFFF, chunk)
         self._filled = -1
+        self.elsewhere = None
+
+    def release(self) -> None:
+        """Let the sender have the room of what was received `elsewhere`; it is not read again."""
+        self.elsewhere = None
+        if self._reader is not None:
+            self._reader.release()
 
     def fill(self) -> bool:
         """Receive towards the target; True when the frame is complete, False when nothing is there.
+
+        A payload that lies in shared memory is left there: `elsewhere`.
 
         Raises:
             StreamEnded: the connection is gone.
@@ -167,21 +234,46 @@ class BulkStream:
             header = frames.unpack(self._buffer, self._low)
         except frames.BadFrame as error:
             raise StreamEnded(self, f"not a frame: {error}") from None
+        if header.kind == Kind.SHARE:
+            self._low += HEADER_BYTES
+            self._map()
+            return
         tag = self._expected[0]
         if header.tag > tag:
             raise PeerMovedOn(self, f"peer is at epoch {header.tag >> 32}, not {tag >> 32}")
         if header.tag < tag:
             self._low += HEADER_BYTES
-            self._skip = header.payload_bytes
+            if header.shared:
+                self._take(header.payload_bytes)
+                self.release()
+            else:
+                self._skip = header.payload_bytes
             return
         found = (header.tag, header.sequence, header.chunk)
         if found != self._expected or header.payload_bytes != target.nbytes:
             raise OutOfStep(self, self._mismatch(header, target.nbytes))
         self._low += HEADER_BYTES
+        if header.shared:
+            self.elsewhere = self._take(target.nbytes)
+            self._filled = target.nbytes
+            self.received_bytes += target.nbytes
+            return
         used = min(self._high - self._low, target.nbytes)
         target[:used] = self._view[self._low : self._low + used]
         self._low += used
         self._filled = used
+
+    def _map(self) -> None:
+        try:
+            self._reader = SharedReader(self._passed)
+        except BadMemory as error:
+            raise StreamEnded(self, f"shared memory: {error}") from None
+        self._passed = []
+
+    def _take(self, nbytes: int) -> memoryview:
+        if self._reader is None:
+            raise StreamEnded(self, "a payload in memory that nobody passed")
+        return self._reader.take(nbytes)
 
     def _mismatch(self, header: frames.Header, wanted_bytes: int) -> str:
         _, sequence, chunk = self._expected
@@ -215,7 +307,13 @@ class BulkStream:
     def _receive(self, into: list[memoryview]) -> int:
         """Receive at least one byte; -1 when there is none for now."""
         try:
-            count = self._sock.recvmsg_into(into, 0, _FLAGS)[0]
+            if self._is_local and self._reader is None:
+                flags = _FLAGS | socket.MSG_CMSG_CLOEXEC
+                count, ancillary, _, _ = self._sock.recvmsg_into(into, _RIGHTS_BYTES, flags)
+                for _level, _kind, raw in ancillary:
+                    self._passed += array.array("i", raw)
+            else:
+                count = self._sock.recvmsg_into(into, 0, _FLAGS)[0]
         except BlockingIOError:
             return -1
         except OSError as error:
@@ -246,5 +344,11 @@ class BulkStream:
                 pass
 
     def close(self) -> None:
-        """Free the descriptor; nobody may be using the stream."""
+        """Free descriptors; nobody may be using the stream."""
         self._sock.close()
+        for end in (self._writer, self._reader):
+            if end is not None:
+                end.close()
+        for fd in self._passed:
+            os.close(fd)
+        self._passed = []

@@ -135,12 +135,14 @@ class DeltaBackend(DirectGroup):
                 return raw[: cuts.nbytes(segment, chunk)]
             return cuts.payload(segment, chunk)
 
-        def landed(step: int, segment: int, chunk: int) -> None:
+        def landed(step: int, segment: int, chunk: int, elsewhere: memoryview | None) -> None:
             if step < size - 1:
                 part = cuts.part(segment, chunk)
-                arithmetic.fold(part, scratch[: part.size])
+                arithmetic.fold(part, cuts.as_array(elsewhere, scratch[: part.size]))
                 if step == size - 2:
                     arithmetic.finish(part)
+            elif elsewhere is not None:
+                cuts.payload(segment, chunk)[:] = elsewhere
 
         steps = 2 * (size - 1)
         return self._go_round(
@@ -177,9 +179,9 @@ class DeltaBackend(DirectGroup):
         def landing(_step: int, segment: int, chunk: int) -> memoryview:
             return raw[: cuts.nbytes(segment, chunk)]
 
-        def landed(step: int, segment: int, chunk: int) -> None:
+        def landed(step: int, segment: int, chunk: int, elsewhere: memoryview | None) -> None:
             part = cuts.part(segment, chunk)
-            arithmetic.fold(part, scratch[: part.size])
+            arithmetic.fold(part, cuts.as_array(elsewhere, scratch[: part.size]))
             if step == size - 2:
                 arithmetic.finish(part)
 
@@ -223,8 +225,9 @@ class DeltaBackend(DirectGroup):
         if payload.nbytes <= TREE_BYTES_MAX:
             return self._run([self._tree.flood(self._stamp(), payload, root)])
         relay = Relay((view.plan.me - root) % size, size, chunks_of(payload))
-        lanes = relay.lanes(self._stamp(), *self._ring(view))
-        if len(lanes) < 2 or payload.nbytes < TWO_THREADS_BYTES_MIN:
+        previous, following = self._ring(view)
+        lanes = relay.lanes(self._stamp(), previous, following)
+        if len(lanes) < 2 or payload.nbytes < TWO_THREADS_BYTES_MIN or following.shares:
             return self._run(lanes)
         return self._run_in_two(relay.progress, lanes)
 
@@ -250,6 +253,10 @@ class DeltaBackend(DirectGroup):
         def landing(_step: int, segment: int, chunk: int) -> memoryview:
             return pieces[segment][chunk]
 
+        def landed(_step: int, segment: int, chunk: int, elsewhere: memoryview | None) -> None:
+            if elsewhere is not None:
+                pieces[segment][chunk][:] = elsewhere
+
         return self._go_round(
             view,
             Pass(
@@ -259,7 +266,7 @@ class DeltaBackend(DirectGroup):
                 len(pieces[0]),
                 lambda segment, chunk: pieces[segment][chunk],
                 landing,
-                lambda _step, _segment, _chunk: None,
+                landed,
             ),
             size * payloads[0].nbytes,
         )
@@ -311,8 +318,9 @@ class DeltaBackend(DirectGroup):
                 return go(self._view)
 
     def _go_round(self, view: View, trip: Pass, nbytes: int) -> bool:
-        lanes = trip.lanes(self._stamp(), *self._ring(view))
-        if nbytes < TWO_THREADS_BYTES_MIN:
+        previous, following = self._ring(view)
+        lanes = trip.lanes(self._stamp(), previous, following)
+        if nbytes < TWO_THREADS_BYTES_MIN or following.shares:
             return self._run(lanes)
         return self._run_in_two(trip.progress, lanes)
 

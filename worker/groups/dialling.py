@@ -25,9 +25,10 @@ class Identity:
 class Dialler:
     """Dials for one incarnation that knows the fleet's secret."""
 
-    def __init__(self, identity: Identity, secret: bytes) -> None:
+    def __init__(self, identity: Identity, secret: bytes, *, locally: bool = True) -> None:
         self._identity = identity
         self._secret = secret
+        self._locally = locally
 
     def dial_pair(
         self, plan: GroupPlan, member: Member, channel: Channel, ends_at: float
@@ -50,7 +51,8 @@ class Dialler:
 
     def _dial(self, member: Member, claim: Claim, ends_at: float) -> socket.socket:
         left_s = max(0.001, ends_at - time.monotonic())
-        return hello.dial((member.host, member.port), self._secret, claim, left_s)
+        address = (member.host, member.port)
+        return hello.dial(address, self._secret, claim, left_s, locally=self._locally)
 
     def _claim(self, plan: GroupPlan, member: Member, channel: Channel) -> Claim:
         return Claim(

@@ -41,16 +41,29 @@ class NothingMoved(Exception):
 
 def send(stream: BulkStream, tag: int, sequence: int, chunk: int, payload: memoryview) -> Lane:
     """Send one frame."""
-    stream.begin_send(tag, sequence, chunk, payload)
+    while not stream.begin_send(tag, sequence, chunk, payload):
+        stream.flush()  # what an abandoned frame still owes must not wait for room
+        yield stream.want_room
     while not stream.flush():
         yield stream.want_write
 
 
 def receive(stream: BulkStream, tag: int, sequence: int, chunk: int, target: memoryview) -> Lane:
-    """Receive one frame."""
+    """Receive one frame into `target`."""
+    elsewhere = yield from arrive(stream, tag, sequence, chunk, target)
+    if elsewhere is not None:
+        target[:] = elsewhere
+        stream.release()
+
+
+def arrive(
+    stream: BulkStream, tag: int, sequence: int, chunk: int, target: memoryview
+) -> Generator[Want, None, memoryview | None]:
+    """Receive one frame: into `target` (None), or to where it already is, until `release`."""
     stream.begin_receive(tag, sequence, chunk, target)
     while not stream.fill():
         yield stream.want_read
+    return stream.elsewhere
 
 
 class Exchange:

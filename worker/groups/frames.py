@@ -3,9 +3,9 @@
 What belongs here: the header's layout and its constants. What does not: sockets.
 
 A link has two sockets. The **bulk** socket carries DATA frames, each a header with its payload
-behind it; only the training thread touches it. The **control** socket carries headers without
-payload, ABORT and GOODBYE; only the monitor reads it. Two sockets, because news of a loss must not
-queue behind megabytes that nobody reads any more.
+behind it (or, on one machine, in memory that both share); only the training thread touches it. The
+**control** socket carries headers without payload, ABORT and GOODBYE; only the monitor reads it.
+Two sockets, because news of a loss must not queue behind megabytes that nobody reads any more.
 """
 
 import struct
@@ -21,17 +21,19 @@ _CHUNK_BYTES_MIN: Final = 256 * 1024
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """What a frame is. SHARE comes with the descriptors of memory for payloads."""
 
     DATA = 1
     ABORT = 2
     GOODBYE = 3
+    SHARE = 4
 
 
 class Header(NamedTuple):
     """One header. `tag` is the plan's, `sequence` counts collectives, `chunk` frames within one.
 
     In an ABORT, `chunk` is the lost member's index plus one (0: nobody in particular).
+    `shared`: the payload is in shared memory.
     """
 
     kind: int
@@ -39,15 +41,18 @@ class Header(NamedTuple):
     tag: int
     sequence: int
     payload_bytes: int
+    shared: bool
 
 
 class BadFrame(Exception):
     """Bytes that are no header of ours; the link is useless from here on."""
 
 
-def pack(kind: Kind, tag: int, sequence: int, chunk: int, payload_bytes: int) -> bytes:
+def pack(
+    kind: Kind, tag: int, sequence: int, chunk: int, payload_bytes: int, *, shared: bool = False
+) -> bytes:
     """Encode a header."""
-    return _LAYOUT.pack(MAGIC, kind, 0, chunk, tag, sequence & 0xFFFFFFFF, payload_bytes)
+    return _LAYOUT.pack(MAGIC, kind, shared, chunk, tag, sequence & 0xFFFFFFFF, payload_bytes)
 
 
 def unpack(buffer: bytes | bytearray, offset: int = 0) -> Header:
@@ -56,10 +61,10 @@ def unpack(buffer: bytes | bytearray, offset: int = 0) -> Header:
     Raises:
         BadFrame: the magic is missing or the payload is larger than a frame may be.
     """
-    magic, kind, _flags, chunk, tag, sequence, payload_bytes = _LAYOUT.unpack_from(buffer, offset)
+    magic, kind, flags, chunk, tag, sequence, payload_bytes = _LAYOUT.unpack_from(buffer, offset)
     if magic != MAGIC or payload_bytes > CHUNK_BYTES_MAX:
         raise BadFrame(f"magic {magic:#x}, payload of {payload_bytes} bytes")
-    return Header(kind, chunk, tag, sequence, payload_bytes)
+    return Header(kind, chunk, tag, sequence, payload_bytes, bool(flags & 1))
 
 
 def chunk_bytes_for(payload_bytes: int) -> int:

@@ -155,17 +155,51 @@ def answer(secret: bytes, challenge: bytes, hello: Hello | None, verdict: Verdic
     return code + _proof(secret, b"accept", code, challenge, hello.challenge, hello.raw_claim)
 
 
-def dial(address: tuple[str, int], secret: bytes, claim: Claim, deadline_s: float) -> socket.socket:
+def local_name(address: tuple[str, int]) -> str:
+    """Where the listener at `address` also listens for processes of its own machine.
+
+    A name in the kernel's abstract space: no file, and only seen within one network namespace.
+    """
+    return f"\0changeover-links/{address[0]}:{address[1]}"
+
+
+def _connect(address: tuple[str, int], deadline_s: float, *, locally: bool) -> socket.socket:
+    """Connect through the machine itself if the listener is on it, else through the network."""
+    if locally:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(deadline_s)
+            sock.connect(local_name(address))
+            return sock
+        except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+    sock = socket.create_connection(address, timeout=deadline_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def dial(
+    address: tuple[str, int],
+    secret: bytes,
+    claim: Claim,
+    deadline_s: float,
+    *,
+    locally: bool = True,
+) -> socket.socket:
     """Connect to a listener and carry out a hello, within `deadline_s` seconds.
+
+    `locally`: prefer a socket of this machine, if the listener is on it; it proves itself alike.
 
     Raises:
         HelloRefused: the listener refused, or did not prove itself.
         OSError: no connection, or no answer in time (TimeoutError).
     """
     ends_at = time.monotonic() + deadline_s
-    sock = socket.create_connection(address, timeout=deadline_s)
+    sock = _connect(address, deadline_s, locally=locally)
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         start = _read_exactly(sock, GREETING_BYTES, ends_at)
         if not start.startswith(MARK):
             raise HelloRefused(f"{address[0]}:{address[1]} is not one of our listeners")

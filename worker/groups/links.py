@@ -51,16 +51,24 @@ class LinkWatcher(Protocol):
 class LinkEndpoint:
     """All links of one incarnation. One per training process.
 
-    `secret` is the fleet's; `address` is what this incarnation's `Member` must say.
+    `secret` is the fleet's; `address` is what this incarnation's `Member` must say. `locally`:
+    peers on the same machine are linked through it, and not through the network.
     """
 
     def __init__(
-        self, job: str, node: str, incarnation: int, secret: bytes, host: str = "127.0.0.1"
+        self,
+        job: str,
+        node: str,
+        incarnation: int,
+        secret: bytes,
+        host: str = "127.0.0.1",
+        *,
+        locally: bool = True,
     ) -> None:
         if len(secret) < 16:
             raise ValueError("a fleet secret has at least 16 bytes")
         self.identity = Identity(job, node, incarnation)
-        self._dialler = Dialler(self.identity, secret)
+        self._dialler = Dialler(self.identity, secret, locally=locally)
         self._links: dict[LinkKey, Link] = {}
         self._under_way: set[LinkKey] = set()
         self._halves: dict[str, tuple[Claim, socket.socket]] = {}
@@ -68,7 +76,7 @@ class LinkEndpoint:
         self._changed = threading.Condition()
         self._closed = False
         self._monitor = LinkMonitor(self)
-        self._listener = LinkListener(host, secret, self._judge, self._welcome)
+        self._listener = LinkListener(host, secret, self._judge, self._welcome, locally=locally)
         self.address = self._listener.address
         _alive.add(self)
 

@@ -1,4 +1,7 @@
-"""Where peers knock: one listening socket per training process, one thread, many hellos at once.
+"""Where peers knock: one address per training process, one thread, many hellos at once.
+
+Peers on the same machine find a local socket under a name made of the address (`hello.local_name`);
+what is said there, and proved, is the same.
 
 What belongs here: accepting connections and carrying out the listener's half of a hello without
 ever waiting for one dialer. What does not: what becomes of a connection once it is welcome.
@@ -22,6 +25,7 @@ from worker.groups.wakeup import WakeUp
 
 HELLO_DEADLINE_S: Final = 5.0
 _PENDING_MAX: Final = 512
+_BACKLOG: Final = 256
 
 Welcome = Callable[[Claim, socket.socket], None]
 
@@ -47,22 +51,40 @@ class LinkListener:
         secret: bytes,
         judge: Callable[[Claim], Verdict],
         welcome: Welcome,
+        *,
+        locally: bool = True,
     ) -> None:
         self._secret = secret
         self._judge = judge
         self._welcome = welcome
         self.refused: Counter[str] = Counter()
-        self._sock = socket.create_server((host, 0), backlog=256)
+        self._sock = socket.create_server((host, 0), backlog=_BACKLOG)
         self._sock.setblocking(False)
         self.address: tuple[str, int] = self._sock.getsockname()[:2]
         self._wake = WakeUp()
         self._stopping = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._sock, selectors.EVENT_READ)
+        self._socks = [self._sock]
+        if locally:
+            self._listen_locally()
+        for sock in self._socks:
+            self._selector.register(sock, selectors.EVENT_READ)
         self._selector.register(self._wake.fd, selectors.EVENT_READ)
         self._pending: dict[int, _Pending] = {}
         self._thread = threading.Thread(target=self._run, name="link-listener", daemon=True)
         self._thread.start()
+
+    def _listen_locally(self) -> None:
+        """Without a local name (another program has taken it, say) peers use the network."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(hello.local_name(self.address))
+            sock.listen(_BACKLOG)
+        except OSError:
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._socks.append(sock)
 
     def close(self) -> None:
         """Stop accepting; connections that were welcomed live on."""
@@ -74,12 +96,14 @@ class LinkListener:
         for pending in list(self._pending.values()):
             self._drop(pending)
         self._selector.close()
-        self._sock.close()
+        for sock in self._socks:
+            sock.close()
 
     def abandon(self) -> None:
         """Close descriptors only: for a forked child, which must not keep our sockets alive."""
-        with contextlib.suppress(OSError):
-            self._sock.close()
+        for sock in self._socks:
+            with contextlib.suppress(OSError):
+                sock.close()
         for pending in self._pending.values():
             pending.sock.close()
 
@@ -88,16 +112,16 @@ class LinkListener:
     def _run(self) -> None:
         while not self._stopping:
             for key, _ in self._selector.select(1.0 if self._pending else None):
-                if key.fileobj is self._sock:
-                    self._accept()
+                if key.fileobj in self._socks:
+                    self._accept(key.fileobj)
                 elif key.fd in self._pending:
                     self._advance(self._pending[key.fd])
             self._expire()
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         while True:
             try:
-                sock, _ = self._sock.accept()
+                sock, _ = listening.accept()
             except OSError:  # nothing more for now, or the dialer is already gone
                 return
             if len(self._pending) >= _PENDING_MAX:
@@ -105,7 +129,8 @@ class LinkListener:
                 sock.close()
                 continue
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             message, challenge = hello.greeting()
             pending = _Pending(sock, challenge, time.monotonic() + HELLO_DEADLINE_S)
             self._pending[sock.fileno()] = pending

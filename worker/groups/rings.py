@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worker.groups.bulk import BulkStream
-from worker.groups.exchange import MORE, OTHER_LANE, Lane, receive, send
+from worker.groups.exchange import MORE, OTHER_LANE, Lane, arrive, receive, send
 from worker.groups.wakeup import WakeUp
 
 
@@ -54,7 +54,8 @@ class Pass:
     """One trip around the ring.
 
     `steps` is how often segments move on. `landing` says where a received chunk goes and `landed`
-    what to do with it then; both get (step, segment, chunk).
+    what to do with it then; both get (step, segment, chunk), and `landed` also where the bytes are
+    if they need not be where `landing` said (None: they are there).
     """
 
     size: int
@@ -63,7 +64,7 @@ class Pass:
     chunks: int
     cut: Cut
     landing: Callable[[int, int, int], memoryview]
-    landed: Callable[[int, int, int], None]
+    landed: Callable[[int, int, int, memoryview | None], None]
     progress: Progress = field(default_factory=Progress)
 
     def lanes(
@@ -85,8 +86,10 @@ class Pass:
             step, chunk = divmod(number, self.chunks)
             segment = (self.start - step - 1) % self.size
             target = self.landing(step, segment, chunk)
-            yield from receive(stream, *stamp, number, target)
-            self.landed(step, segment, chunk)
+            elsewhere = yield from arrive(stream, *stamp, number, target)
+            self.landed(step, segment, chunk, elsewhere)
+            if elsewhere is not None:
+                stream.release()
             self.progress.arrived(number + 1)
             yield MORE
 

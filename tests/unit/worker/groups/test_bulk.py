@@ -1,40 +1,34 @@
 """Frames over one socket pair: stopping anywhere and going on must keep both ends in step."""
 
+import fcntl
 import os
 import random
+import select
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from worker.groups import frames
 from worker.groups.bulk import BulkStream, OutOfStep, PeerMovedOn, StreamEnded
+from worker.groups.shared import RING_BYTES, BadMemory, SharedReader
 
 CHUNK = frames.CHUNK_BYTES_MAX
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[BulkStream, BulkStream]]:
+@pytest.fixture(params=["through the socket", "in shared memory"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[BulkStream, BulkStream]]:
     """Two ends with buffers small enough that a chunk never fits."""
     left, right = socket.socketpair()
     for one in (left, right):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-    streams = _Plain(left), _Plain(right)
+    streams = BulkStream(left), BulkStream(right)
+    for stream in streams:
+        stream.shares = request.param == "in shared memory"
     yield streams
     for stream in streams:
         stream.close()
-
-
-class _Plain(BulkStream):
-    """A stream over a socket that is not TCP, so has no TCP options."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(_WithoutOptions(fileno=sock.detach()))
-
-
-class _WithoutOptions(socket.socket):
-    def setsockopt(self, *args: object) -> None:
-        """Accept any option."""
 
 
 def pump(
@@ -42,12 +36,15 @@ def pump(
 ) -> bytes:
     """Carry one frame across."""
     target = bytearray(len(payload))
-    sender.begin_send(*stamp, memoryview(payload))
     receiver.begin_receive(*stamp, memoryview(target))
-    sent = received = False
+    begun = sent = received = False
     while not (sent and received):
-        sent = sent or sender.flush()
+        begun = begun or sender.begin_send(*stamp, memoryview(payload))
+        sent = sender.flush() and begun
         received = received or receiver.fill()
+    if receiver.elsewhere is not None:
+        target[:] = receiver.elsewhere
+        receiver.release()
     return bytes(target)
 
 
@@ -93,11 +90,13 @@ def cut_short(
     target = memoryview(bytearray(len(payload)))
     begun = chance.random() < 0.8
     if begun:
-        sender.begin_send(tag, 77, 0, memoryview(payload))
+        sender.begin_send(tag, 77, 0, memoryview(payload))  # or finds no room, and gives up at once
     receiver.begin_receive(tag, 77, 0, target)
     for _ in range(chance.randrange(4)):
         sender.flush()
         if chance.random() < 0.5 and receiver.fill():
+            if receiver.elsewhere is not None and chance.random() < 0.5:
+                receiver.release()
             break
     receiver.abandon_receive()
     sender.abandon_send()
@@ -166,3 +165,61 @@ def test_a_header_cannot_claim_more_than_a_chunk() -> None:
     header = frames.pack(frames.Kind.DATA, 1, 1, 0, CHUNK + 1)
     with pytest.raises(frames.BadFrame):
         frames.unpack(header)
+
+
+def test_memory_that_is_full_is_waited_for_and_goes_on(
+    pair: tuple[BulkStream, BulkStream],
+) -> None:
+    """A sender without room queues nothing, and finds room once the receiver has let go of some."""
+    sender, receiver = pair
+    if not sender.shares:
+        return
+    payloads = [os.urandom(CHUNK) for _ in range(RING_BYTES // CHUNK)]
+    for number, payload in enumerate(payloads):
+        assert sender.begin_send(1, number, 0, memoryview(payload))
+        assert sender.flush()
+    one_more = memoryview(os.urandom(CHUNK))
+    assert not sender.begin_send(1, 99, 0, one_more)
+    assert not select.select([sender.want_room[0]], [], [], 0)[0]
+    receiver.begin_receive(1, 0, 0, memoryview(bytearray(CHUNK)))
+    assert receiver.fill()
+    assert receiver.elsewhere == payloads[0]
+    assert not sender.begin_send(1, 99, 0, one_more), "what is still read must not be written over"
+    receiver.release()
+
+    assert select.select([sender.want_room[0]], [], [], 1)[0]
+    assert sender.begin_send(1, 99, 0, one_more)
+    assert sender.flush()
+    for number, payload in [*enumerate(payloads[1:], 1), (99, one_more)]:
+        receiver.begin_receive(1, number, 0, memoryview(bytearray(CHUNK)))
+        assert receiver.fill()
+        assert receiver.elsewhere == payload
+        receiver.release()
+
+
+def test_memory_that_is_not_of_a_link_is_refused() -> None:
+    """A file of another size, or one that its maker could shrink again, is never mapped."""
+    for size, sealed in ((4096, True), (RING_BYTES + 4096, False)):
+        fd = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size)
+        if sealed:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        room = os.eventfd(0)
+        with pytest.raises(BadMemory):
+            SharedReader([fd, room])
+        for closed in (fd, room):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(closed)
+
+
+def test_a_stream_leaves_no_descriptor_behind() -> None:
+    """Memory, signals and sockets of both ends go with the streams."""
+    before = sorted(Path("/proc/self/fd").iterdir())
+    left, right = (BulkStream(one) for one in socket.socketpair())
+    for number in range(3):
+        assert pump(left, right, os.urandom(70_000), (1, number, 0))
+        assert pump(right, left, os.urandom(70_000), (1, number, 0))
+    left.close()
+    right.close()
+
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
