@@ -144,6 +144,13 @@ class ScriptedProcess:
     def close(self) -> None:
         """The agent hangs up."""
 
+    def arm(self) -> None:
+        """The agent wants to know of a violent end early."""
+
+    async def ending(self) -> Exit:
+        """The agent waits until it is known how it ends."""
+        return await self.wait()
+
     # --- as a child ---------------------------------------------------------------------------
 
     async def wait(self) -> Exit:
