@@ -8,12 +8,14 @@ ChangeoverError
  |    +-- JobExists           a job is declared once: choose another name
  |    +-- NoSuchJob           the name is wrong
  |    +-- NothingToExplain    the log does not know it
+ |    +-- BadAccess           a name that no user of etcd, or no certificate, can have
  +-- ControlError             the act cannot be done now; commands exit with 1
       +-- LeaderPresent       another controller leads: stop it, or stand by
       +-- StoreAbsent         no store answers where it should
       +-- LogRefuted          a log is not what it claims: names the first fault
       +-- JobOver             a job that is finished cannot be stopped
       +-- ActRefusedError     the state of the fleet forbids the act: the message says why
+      +-- CertificatesRefused  a folder of certificates that cannot be gone on with
 """
 
 from statemachine.errors import ChangeoverError, UsageError
@@ -70,3 +72,11 @@ class JobOver(ControlError):
 
 class NothingToExplain(UsageError):
     """The log does not know what is asked about."""
+
+
+class BadAccess(UsageError):
+    """A name that no user of etcd, or no certificate, can have."""
+
+
+class CertificatesRefused(ControlError):
+    """A folder of certificates that cannot be gone on with; the message says what is wrong."""

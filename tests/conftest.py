@@ -26,7 +26,7 @@ def etcd_binary() -> EtcdBinary:
 @pytest.fixture(scope="session")
 def etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     """A running etcd that tests share. Leave it running, and keep to a fleet name of your own."""
-    server = EtcdServer(etcd_binary, tmp_path_factory.mktemp("etcd"))
+    server = EtcdServer(etcd_binary, tmp_path_factory.mktemp("etcd"), durable=False)
     server.start_blocking()
     yield server
     server.stop_blocking()
@@ -35,7 +35,7 @@ def etcd(etcd_binary: EtcdBinary, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture
 def own_etcd(etcd_binary: EtcdBinary, tmp_path: Path) -> Iterator[EtcdServer]:
     """A running etcd of this test alone, to be killed and frozen at will."""
-    server = EtcdServer(etcd_binary, tmp_path)
+    server = EtcdServer(etcd_binary, tmp_path, durable=False)
     server.start_blocking()
     yield server
     server.stop_blocking()

@@ -370,6 +370,12 @@ class EtcdStore:
             finally:
                 await channel.close()
 
+    async def ask(self, path: str, request: Any, answer: str) -> Any:
+        """Make a call that is not of the port, for whoever administers etcd. Tried once."""
+        return await self._once(
+            self._unary(self._channel, path, answer), request, TRY_S, is_write=True
+        )
+
     async def aclose(self) -> None:
         """See `Store.aclose`."""
         await self._channel.close()

@@ -28,6 +28,10 @@ _NEVER_PROPOSED: Final = (
     "etcdserver: too many requests",
 )
 
+_RIGHTS_CHANGED: Final = "revision of auth store is old"
+"""Users or roles changed between a request's arrival and its turn: it was refused, and may be made
+again. etcd calls that an invalid argument, as if asking again could not help."""
+
 _PLAIN: Final[dict[str, type[EventLogError]]] = {
     "PERMISSION_DENIED": PermissionDenied,
     "UNAUTHENTICATED": PermissionDenied,
@@ -44,6 +48,7 @@ _TEXTS: Final[tuple[tuple[str, type[EventLogError]], ...]] = (
     ("request is too large", TooLarge),
     ("too many operations", TooLarge),
     ("user name is empty", PermissionDenied),
+    ("permission denied", PermissionDenied),  # maintenance calls say it with code UNKNOWN
 )
 
 
@@ -52,6 +57,8 @@ def to_error(code: str, text: str, where: str, *, is_write: bool) -> EventLogErr
     for part, kind in _TEXTS:
         if part in text.lower():
             return kind(f"{where}: {text}")
+    if _RIGHTS_CHANGED in text:
+        return StoreUnavailable(f"{where} changed its users meanwhile: {text}")
     if code == "OUT_OF_RANGE" and "compacted" in text:
         return Compacted(_number(text))
     plain = _PLAIN.get(code)

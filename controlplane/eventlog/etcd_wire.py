@@ -70,8 +70,26 @@ _MESSAGES: Final[dict[str, str]] = {
     "AlarmRequest": "action 1 enum, memberID 2 uint64, alarm 3 enum",
     "AlarmMember": "memberID 1 uint64, alarm 2 enum",
     "AlarmResponse": "header 1 ResponseHeader, alarms 2 *AlarmMember",
+    "MoveLeaderRequest": "targetID 1 uint64",
+    "MoveLeaderResponse": "header 1 ResponseHeader",
     "StatusRequest": "",
     "StatusResponse": "header 1 ResponseHeader, version 2 string, dbSize 3 int64, leader 4 uint64",
+    "Permission": "permType 1 enum, key 2 bytes, range_end 3 bytes",
+    "UserAddOptions": "no_password 1 bool",
+    "AuthEnableRequest": "",
+    "AuthEnableResponse": "header 1 ResponseHeader",
+    "AuthUserAddRequest": "name 1 string, options 3 UserAddOptions",
+    "AuthUserAddResponse": "header 1 ResponseHeader",
+    "AuthUserGrantRoleRequest": "user 1 string, role 2 string",
+    "AuthUserGrantRoleResponse": "header 1 ResponseHeader",
+    "AuthRoleAddRequest": "name 1 string",
+    "AuthRoleAddResponse": "header 1 ResponseHeader",
+    "AuthRoleGetRequest": "role 1 string",
+    "AuthRoleGetResponse": "header 1 ResponseHeader, perm 2 *Permission",
+    "AuthRoleGrantPermissionRequest": "name 1 string, perm 2 Permission",
+    "AuthRoleGrantPermissionResponse": "header 1 ResponseHeader",
+    "AuthRoleRevokePermissionRequest": "role 1 string, key 2 bytes, range_end 3 bytes",
+    "AuthRoleRevokePermissionResponse": "header 1 ResponseHeader",
 }
 
 # A oneof is named after what etcd calls it; of the fields with `?`, one message has one oneof.
@@ -93,6 +111,8 @@ LEASE_KEEP_ALIVE: Final = "/etcdserverpb.Lease/LeaseKeepAlive"
 MAINTENANCE_DEFRAGMENT: Final = "/etcdserverpb.Maintenance/Defragment"
 MAINTENANCE_ALARM: Final = "/etcdserverpb.Maintenance/Alarm"
 MAINTENANCE_STATUS: Final = "/etcdserverpb.Maintenance/Status"
+MAINTENANCE_MOVE_LEADER: Final = "/etcdserverpb.Maintenance/MoveLeader"
+AUTH: Final = "/etcdserverpb.Auth/"
 
 
 def _add_field(message: descriptor_pb2.DescriptorProto, text: str) -> None:

@@ -7,11 +7,8 @@ gone. So at most one incarnation of a node is alive, however many agents try.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-import anyio
-
-from controlplane.eventlog.errors import EventLogError, NodeAlreadyAlive
+from controlplane.eventlog.errors import NodeAlreadyAlive
+from controlplane.eventlog.holding import revoked_on_failure
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.lease import LeaseKeeper
 from controlplane.eventlog.session import NodeSession, mark
@@ -25,14 +22,10 @@ async def join(
 ) -> NodeSession:
     """Take the next incarnation of a node under a fresh lease. See `EventLog.join`."""
     check_name("node", node)
-    try:
+    async with revoked_on_failure(store, keeper.lease):
         taken = None
         while taken is None:
             taken = await _take_next(store, keys, node, record, keeper.lease)
-    except BaseException:
-        with anyio.move_on_after(1, shield=True), suppress(EventLogError):
-            await store.revoke(keeper.lease)
-        raise
     incarnation, token = taken
     return NodeSession(
         store, keys, node=node, incarnation=incarnation, record=record, keeper=keeper, token=token

@@ -57,6 +57,10 @@ class Keys:
         self.vitals_all = self._prefix("vitals/")
         self.desired_all = self._prefix("desired/")
         self.orders_all = self._prefix("orders/")
+        self.counters_all = self._prefix("counters/")
+        self.acts_all = self._prefix("acts/")
+        self.incarnations_all = self._prefix("incarnations/")
+        self.fenced_anybody = self._prefix("fenced/")
 
     def _key(self, name: str) -> bytes:
         return f"{self._root}{name}".encode("ascii")
@@ -80,6 +84,18 @@ class Keys:
     def inbox(self, writer: str, incarnation: int, counter: int) -> bytes:
         """Key of one fact that waits."""
         return self._key(f"inbox/{writer}/{incarnation:010d}/{counter:010d}")
+
+    def inbox_of(self, writer: str) -> tuple[bytes, bytes]:
+        """Range of all facts of one writer that wait."""
+        return self._prefix(f"inbox/{writer}/")
+
+    def inbox_beginning(self, prefix: str) -> tuple[bytes, bytes]:
+        """Range of all facts that wait of writers whose names begin so."""
+        return self._prefix(f"inbox/{prefix}")
+
+    def acts_beginning(self, prefix: str) -> tuple[bytes, bytes]:
+        """Range of all marks of acts of writers whose names begin so."""
+        return self._prefix(f"acts/{prefix}")
 
     def counter(self, writer: str) -> bytes:
         """Key of the last fact that a node stated."""
@@ -112,6 +128,10 @@ class Keys:
     def vitals(self, node: NodeId, incarnation: Incarnation) -> bytes:
         """Key of what an incarnation measured last."""
         return self._key(f"vitals/{node}/{incarnation:010d}")
+
+    def vitals_of(self, node: NodeId) -> tuple[bytes, bytes]:
+        """Range of what all incarnations of one node measured last."""
+        return self._prefix(f"vitals/{node}/")
 
     def desired(self, job: JobId) -> bytes:
         """Key of the topology that a job should have."""

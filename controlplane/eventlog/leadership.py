@@ -13,7 +13,6 @@ move the head; so if the answer was lost, and the token is still ours, the head 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Final, NoReturn
 
 import anyio
@@ -21,7 +20,6 @@ import msgspec
 
 from controlplane.eventlog.errors import (
     Deposed,
-    EventLogError,
     HeadMoved,
     LeaseLost,
     LogCorrupt,
@@ -29,6 +27,7 @@ from controlplane.eventlog.errors import (
     Retry,
     TooLarge,
 )
+from controlplane.eventlog.holding import hold, revoked_on_failure, wait_until_gone
 from controlplane.eventlog.items import InboxItem
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.lease import LeaseKeeper
@@ -46,7 +45,6 @@ from controlplane.eventlog.store import (
     created_at,
     value_is,
 )
-from controlplane.eventlog.view import viewing
 from statemachine.ids import Incarnation, JobId, NodeId, Position, check_name
 
 BATCH_OPS_MAX: Final = TXN_OPS_MAX - 4
@@ -201,30 +199,15 @@ class Leadership:
 
     async def run_renewal(self) -> NoReturn:
         """Keep the term; never returns but by raising Deposed. Run it in a task group."""
-        death: EventLogError | None = None
-        async with anyio.create_task_group() as group:
+        try:
+            await hold(self._keeper, self._deleted)
+        except LeaseLost as lost:
+            raise self._depose(f"controller {self.controller}: {lost}") from lost
 
-            async def until_lost() -> None:
-                nonlocal death
-                try:
-                    await self._keeper.renew_until_lost()
-                except EventLogError as error:
-                    death = death or self._depose(f"controller {self.controller}: {error}")
-                    group.cancel_scope.cancel()
-
-            async def until_deleted() -> None:
-                nonlocal death
-                try:
-                    await wait_for_end(self._store, self._keys, self.term)
-                    death = self._depose(f"controller {self.controller}: its leadership ended")
-                except EventLogError as error:
-                    death = error
-                group.cancel_scope.cancel()
-
-            group.start_soon(until_lost)
-            group.start_soon(until_deleted)
-        assert death is not None
-        raise death
+    async def _deleted(self) -> Deposed:
+        """Return once somebody ended this term."""
+        await wait_until_gone(self._store, self._keys.leader, self.term)
+        return self._depose(f"controller {self.controller}: its leadership ended")
 
     async def resign(self) -> None:
         """Give the leadership back, so that another controller can take it at once.
@@ -244,15 +227,6 @@ def read_head(found: Sequence[KeyValue]) -> Position:
         raise LogCorrupt(0, f"its head says {found[0].value[:40]!r}") from error
 
 
-async def wait_for_end(store: Store, keys: Keys, term: int) -> None:
-    """Return once the leadership of a term is over."""
-    async with viewing(store, (keys.leader, b""), lambda kv: kv) as view:
-        async for _ in view:
-            held = view.items.get(keys.leader)
-            if held is None or held.create_revision != term:
-                return
-
-
 async def campaign(
     store: Store, keys: Keys, controller: str, ttl_s: float, fence_ratio: float
 ) -> Leadership:
@@ -263,7 +237,7 @@ async def campaign(
         try:
             found = await store.range(keys.leader)
             if found.kvs:
-                await wait_for_end(store, keys, found.kvs[0].create_revision)
+                await wait_until_gone(store, keys.leader, found.kvs[0].create_revision)
             won = await _run_for_it(store, keys, controller, ttl_s, fence_ratio)
             if won is not None:
                 return won
@@ -278,7 +252,7 @@ async def _run_for_it(
 ) -> Leadership | None:
     """Try once to create the leadership key; None if somebody else was faster."""
     keeper = await LeaseKeeper.granted(store, ttl_s, fence_ratio)
-    try:
+    async with revoked_on_failure(store, keeper.lease):
         result = await settle(
             store,
             (absent(keys.leader),),
@@ -295,7 +269,3 @@ async def _run_for_it(
         won = Leadership(store, keys, controller=controller, keeper=keeper, term=term)
         await won.refresh_head()
         return won
-    except BaseException:
-        with anyio.move_on_after(1, shield=True), suppress(EventLogError):
-            await store.revoke(keeper.lease)
-        raise

@@ -60,20 +60,24 @@ class EventLog:
         self.fleet = fleet
         self._keys = Keys(fleet)
 
-    async def check_schema(self) -> None:
+    async def check_schema(self, *, claim: bool = True) -> None:
         """Make sure that this release reads and writes this log as others do.
+
+        `claim` writes this release's version into a log that has none yet; nodes may not.
 
         Raises:
             SchemaTooNew: a newer release wrote it.
             LogCorrupt: nobody of ours wrote it.
         """
         key = self._keys.schema
-        result = await settle(
-            self.store, (absent(key),), (Put(key, b"%d" % CODEC_VERSION),), (Get(key),)
-        )
-        if result.succeeded:
+        found = (await self.store.range(key)).kvs
+        if not found and claim:
+            ours = Put(key, b"%d" % CODEC_VERSION)
+            result = await settle(self.store, (absent(key),), (ours,), (Get(key),))
+            found = () if result.succeeded else result.responses[0]
+        if not found:
             return
-        value = result.responses[0][0].value
+        value = found[0].value
         if not value.isdigit():
             raise LogCorrupt(0, f"its codec version says {value[:40]!r}")
         if int(value) > CODEC_VERSION:
@@ -104,7 +108,7 @@ class EventLog:
         check_name("node", node)
         if node.startswith(OPERATOR_PREFIX):
             raise Refused(f"node name {node!r}: names that begin with 'operator.' are people's")
-        await self.check_schema()
+        await self.check_schema(claim=False)
         keeper = await LeaseKeeper.granted(self.store, ttl_s, fence_ratio)
         return await joining.join(self.store, self._keys, node, record, keeper)
 

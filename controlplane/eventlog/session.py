@@ -24,13 +24,8 @@ from typing import Final, NoReturn
 
 import anyio
 
-from controlplane.eventlog.errors import (
-    EventLogError,
-    Fenced,
-    LeaseLost,
-    OutcomeUnknown,
-    Retry,
-)
+from controlplane.eventlog.errors import Fenced, LeaseLost, OutcomeUnknown, Retry
+from controlplane.eventlog.holding import hold, revoked_on_failure, wait_until_gone
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.lease import LeaseKeeper
 from controlplane.eventlog.settle import settle
@@ -44,7 +39,6 @@ from controlplane.eventlog.store import (
     created_at,
     value_is,
 )
-from controlplane.eventlog.view import viewing
 from statemachine.codec import encode_fact
 from statemachine.events import AnyEvent, Fact
 from statemachine.ids import Incarnation, NodeId
@@ -197,38 +191,12 @@ class NodeSession:
             Fenced: this incarnation was declared lost.
             LeaseLost: the lease ended, or its end is too near to go on (see `reestablish`).
         """
-        death: EventLogError | None = None
-        async with anyio.create_task_group() as group:
-
-            async def until_lost() -> None:
-                nonlocal death
-                try:
-                    await self._keeper.renew_until_lost()
-                except EventLogError as error:
-                    death = death or error
-                    group.cancel_scope.cancel()
-
-            async def until_deleted() -> None:
-                nonlocal death
-                try:
-                    death = await self._deleted()
-                except EventLogError as error:
-                    death = error
-                group.cancel_scope.cancel()
-
-            group.start_soon(until_lost)
-            group.start_soon(until_deleted)
-        assert death is not None
-        raise death
+        await hold(self._keeper, self._deleted)
 
     async def _deleted(self) -> Fenced:
         """Return once the key that says that we are alive is gone."""
-        async with viewing(self._store, (self._alive_key, b""), lambda kv: kv) as view:
-            async for _ in view:
-                held = view.items.get(self._alive_key)
-                if held is None or held.create_revision != self._token:
-                    return await self._died()
-        raise AssertionError
+        await wait_until_gone(self._store, self._alive_key, self._token)
+        return await self._died()
 
     async def _died(self) -> Fenced:
         """Our key is gone from the store: tell a declaration from a lease that ran out."""
@@ -259,12 +227,8 @@ class NodeSession:
             raise Fenced(str(self._fenced))
         async with self._one_at_a_time:
             keeper = await LeaseKeeper.granted(self._store, *self._keeper.terms)
-            try:
+            async with revoked_on_failure(self._store, keeper.lease):
                 self._token = await self._retake(keeper.lease)
-            except BaseException:
-                with anyio.move_on_after(1, shield=True), suppress(EventLogError):
-                    await self._store.revoke(keeper.lease)
-                raise
             old, self._keeper = self._keeper, keeper
             with suppress(Retry):
                 await self._store.revoke(old.lease)

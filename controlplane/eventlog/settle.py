@@ -12,7 +12,12 @@ from typing import Final
 
 import anyio
 
-from controlplane.eventlog.errors import OutcomeUnknown, StoreUnavailable
+from controlplane.eventlog.errors import (
+    NoSpace,
+    OutcomeUnknown,
+    PermissionDenied,
+    StoreUnavailable,
+)
 from controlplane.eventlog.store import Compare, Op, Store, TxnResult
 
 WRITE_BUDGET_S = 5.0
@@ -43,7 +48,8 @@ async def settle(
 
     Raises:
         StoreUnavailable: no try can have been applied.
-        OutcomeUnknown: some try may have been, and the budget is used up.
+        OutcomeUnknown: some try may have been, and the budget is used up, or the store refuses by
+            now, as when it has become full in between.
     """
     give_up_at = anyio.current_time() + WRITE_BUDGET_S
     unknown: OutcomeUnknown | None = None
@@ -58,6 +64,10 @@ async def settle(
             error: OutcomeUnknown | StoreUnavailable = lost
         except StoreUnavailable as refused:
             error = unknown or refused
+        except (NoSpace, PermissionDenied) as refused:
+            if unknown is None:
+                raise
+            raise OutcomeUnknown(f"{unknown}; then: {refused}") from refused
         if anyio.current_time() + pause_s(tries) >= give_up_at:
             raise error
         await anyio.sleep(pause_s(tries))

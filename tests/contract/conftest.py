@@ -7,17 +7,19 @@ and server, and cuts, swallows and delays what passes through it.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import anyio
 import pytest
 import pytest_asyncio
 
-from controlplane.etcd_server import EtcdServer
+from controlplane.etcd_binary import EtcdBinary
+from controlplane.etcd_server import EtcdServer, free_port
 from controlplane.eventlog import CLIENTS, Batch, EventLog, Leadership, open_store
 from controlplane.eventlog.items import InboxItem
 from controlplane.eventlog.memory import MemoryStore
-from controlplane.eventlog.store import Store
+from controlplane.eventlog.store import Store, TxnResult
 from statemachine.codec import sequence
 from statemachine.events import LeaseExpired
 from statemachine.ids import Incarnation, NodeId, Position
@@ -145,7 +147,14 @@ class EtcdWorld:
         self.relay = relay
 
     async def lose_next_answer(self) -> None:
-        self.relay.lose_answer = True
+        write = self.store.txn
+
+        async def losing(*arguments: Any) -> TxnResult:
+            setattr(self.store, "txn", write)  # noqa: B010 - the class has it as a method
+            self.relay.lose_answer = True
+            return await write(*arguments)
+
+        setattr(self.store, "txn", losing)  # noqa: B010
 
     async def cut_watches(self) -> None:
         self.relay.cut()
@@ -177,6 +186,25 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     yield EtcdWorld(store, relay)
     await store.aclose()
     await relay.close()
+
+
+@pytest_asyncio.fixture
+async def members(etcd_binary: EtcdBinary, tmp_path: Path) -> AsyncIterator[list[EtcdServer]]:
+    """Three servers that form one cluster."""
+    peers = {f"m{number}": free_port() for number in range(3)}
+    servers = [
+        EtcdServer(etcd_binary, tmp_path / name, name=name, peers=peers, durable=False)
+        for name in peers
+    ]
+    try:
+        for server in servers:
+            server.spawn()
+        for server in servers:
+            await server.wait_healthy()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
 
 
 def need_client(client: str) -> None:

@@ -5,38 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 
-from controlplane.etcd_server import EtcdServer, free_port
 from controlplane.eventlog import CLIENTS
 from statemachine.events import LeaderElected, Recorded, StepResumed
 from statemachine.ids import Incarnation, JobId, NodeId, Position, TransitionId
 from tests.contract.checker import History, Stated, judge, play
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from controlplane.etcd_binary import EtcdBinary
+    from controlplane.etcd_server import EtcdServer
 
 SEEDS = (1, 2)
 SOAK_SEEDS = range(100, 120)
-
-
-@pytest_asyncio.fixture
-async def cluster(etcd_binary: EtcdBinary, tmp_path: Path) -> AsyncIterator[list[EtcdServer]]:
-    """Three servers that form one cluster."""
-    peers = {f"m{number}": free_port() for number in range(3)}
-    servers = [EtcdServer(etcd_binary, tmp_path / name, name=name, peers=peers) for name in peers]
-    try:
-        for server in servers:
-            server.spawn()
-        for server in servers:
-            await server.wait_healthy()
-        yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 async def play_and_judge(
@@ -71,10 +52,10 @@ async def test_one_server_killed_frozen_and_compacted(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS[:1])
 async def test_a_cluster_whose_leaders_are_hurt(
-    cluster: list[EtcdServer], fleet: str, seed: int
+    members: list[EtcdServer], fleet: str, seed: int
 ) -> None:
     """Three servers, ten seconds of faults, mostly to the leading one: the same."""
-    await play_and_judge(cluster, fleet, seed, 10)
+    await play_and_judge(members, fleet, seed, 10)
 
 
 @pytest.mark.etcd
@@ -88,9 +69,9 @@ async def test_one_server_for_long(own_etcd: EtcdServer, fleet: str, seed: int) 
 @pytest.mark.etcd
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", SOAK_SEEDS)
-async def test_a_cluster_for_long(cluster: list[EtcdServer], fleet: str, seed: int) -> None:
+async def test_a_cluster_for_long(members: list[EtcdServer], fleet: str, seed: int) -> None:
     """The same for a minute."""
-    await play_and_judge(cluster, fleet, seed, 60)
+    await play_and_judge(members, fleet, seed, 60)
 
 
 # --- the judge itself -----------------------------------------------------------------------------

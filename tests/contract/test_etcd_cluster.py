@@ -9,7 +9,6 @@ import anyio.to_thread
 import pytest
 import pytest_asyncio
 
-from controlplane.etcd_server import EtcdServer, free_port
 from controlplane.eventlog import (
     Batch,
     EventLog,
@@ -25,9 +24,8 @@ from statemachine.ids import Position
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
-    from controlplane.etcd_binary import EtcdBinary
+    from controlplane.etcd_server import EtcdServer
     from controlplane.eventlog import Leadership
     from tests.contract.conftest import Facts
 
@@ -35,24 +33,6 @@ pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.usefixtures("clien
 
 CLIENT = "thin"
 """Set by the fixture `client` to each in turn."""
-
-MEMBERS = ("m0", "m1", "m2")
-
-
-@pytest_asyncio.fixture
-async def members(etcd_binary: EtcdBinary, tmp_path: Path) -> AsyncIterator[list[EtcdServer]]:
-    """Three servers that form one cluster."""
-    peers = {name: free_port() for name in MEMBERS}
-    servers = [EtcdServer(etcd_binary, tmp_path / name, name=name, peers=peers) for name in MEMBERS]
-    try:
-        for server in servers:
-            server.spawn()
-        for server in servers:
-            await server.wait_healthy()
-        yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 @pytest_asyncio.fixture

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
+from controlplane.access import users_of
+from controlplane.certificates import Authority
 from controlplane.etcd_server import EtcdServer, free_port
 from controlplane.eventlog import (
     Batch,
@@ -175,7 +175,7 @@ async def fill(store: Store) -> None:
 
 async def test_a_full_store_has_a_name(etcd_binary: EtcdBinary, tmp_path: Path) -> None:
     """A server over its quota answers NoSpace to writes and leases, and still reads and deletes."""
-    server = EtcdServer(etcd_binary, tmp_path, quota_bytes=2 * 1024 * 1024)
+    server = EtcdServer(etcd_binary, tmp_path, quota_bytes=2 * 1024 * 1024, durable=False)
     async with server, opened(server) as store:
         with anyio.fail_after(20), pytest.raises(NoSpace):
             await fill(store)
@@ -232,35 +232,14 @@ async def test_cancelling_leaves_no_watch(own_etcd: EtcdServer) -> None:
         assert (await store.range(b"a")).kvs
 
 
-@pytest.fixture
-def pems(tmp_path: Path) -> Path:
-    """A folder with an authority `ca`, and certificates `server` and `client` that it signed."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl on PATH to make certificates")
-    folder = tmp_path / "pems"
-    folder.mkdir()
-    (folder / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    commands = ["req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem"]
-    for name in ("server", "client"):
-        extra = f"-extfile san -out {name}.pem"
-        commands += [
-            f"req -newkey rsa:2048 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr",
-            f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 {extra}",
-        ]
-    for command in commands:
-        subprocess.run(
-            [openssl, *command.split()], cwd=folder, check=True, capture_output=True, timeout=30
-        )
-    return folder
-
-
-async def test_certificates_are_spoken(etcd_binary: EtcdBinary, tmp_path: Path, pems: Path) -> None:
+async def test_certificates_are_spoken(etcd_binary: EtcdBinary, tmp_path: Path) -> None:
     """Over mutual TLS everything works with a certificate, and nothing without one."""
+    pems = tmp_path / "pems"
+    Authority(pems, days=2).make(users_of("f0"))
     files = TlsFiles(
-        ca=str(pems / "ca.pem"), cert=str(pems / "client.pem"), key=str(pems / "client.key")
+        ca=str(pems / "ca.pem"), cert=str(pems / "worker.pem"), key=str(pems / "worker.key")
     )
-    server = EtcdServer(etcd_binary, tmp_path / "etcd", certificates=pems)
+    server = EtcdServer(etcd_binary, tmp_path / "etcd", certificates=pems, durable=False)
     async with server:
         async with opened(server, files) as store:
             assert server.url.startswith("https://")

@@ -9,7 +9,7 @@ import pytest
 
 from controlplane.archiving import archive_log, rescue_log
 from controlplane.etcd_server import EtcdServer
-from controlplane.eventlog import Batch, EventLog, NoSpace, open_store
+from controlplane.eventlog import Batch, EventLog, NoSpace, OutcomeUnknown, Retry, open_store
 from controlplane.folding import fold_to_head
 from controlplane.logstats import stats_of
 from controlplane.verifying import verify_log
@@ -37,7 +37,13 @@ async def append(leadership: Leadership) -> None:
     node = NodeId(f"n{position % 5}")
     joined = NodeJoined(node=node, incarnation=Incarnation(position), host="h" * 50_000)
     entry = encode_recorded(Recorded(position=position, at_ms=1, writer=node, event=joined))
-    await leadership.append(Batch(after=leadership.head, entries=(entry,)))
+    batch = Batch(after=leadership.head, entries=(entry,))
+    while True:
+        try:
+            await leadership.append(batch)
+            return
+        except (Retry, OutcomeUnknown):
+            await anyio.sleep(0.05)
 
 
 async def fill(log: EventLog, leadership: Leadership, alarms: list[int]) -> None:
@@ -52,7 +58,8 @@ async def fill(log: EventLog, leadership: Leadership, alarms: list[int]) -> None
 async def test_a_full_store_comes_back(etcd_binary: EtcdBinary, tmp_path: Path) -> None:
     """The alarm comes before the end; then one act makes room and loses nothing."""
     folder = tmp_path / "archive"
-    async with EtcdServer(etcd_binary, tmp_path / "etcd", quota_bytes=QUOTA_BYTES) as server:
+    server = EtcdServer(etcd_binary, tmp_path / "etcd", quota_bytes=QUOTA_BYTES, durable=False)
+    async with server:
         store = await open_store(server.url, client=CLIENT)
         log = EventLog(store, "f0")
         leadership = await log.campaign("c0", 120)
@@ -89,7 +96,7 @@ async def test_a_rescue_that_was_cut_off_is_taken_up(
 ) -> None:
     """Entries gone, mark not moved: the next run finds the segments and goes on."""
     folder = tmp_path / "archive"
-    async with EtcdServer(etcd_binary, tmp_path / "etcd") as server:
+    async with EtcdServer(etcd_binary, tmp_path / "etcd", durable=False) as server:
         store = await open_store(server.url, client=CLIENT)
         log = EventLog(store, "f0")
         leadership = await log.campaign("c0", 120)

@@ -55,6 +55,27 @@ async def test_settling_says_when_it_cannot_be_sure() -> None:
     assert (unsure.succeeded, unsure.unsure) == (False, True)
 
 
+async def test_a_store_that_filled_up_meanwhile_does_not_settle_it() -> None:
+    """A write that went unanswered and is then refused for want of room may have been applied."""
+    store = MemoryStore()
+    store.faults.lose_answers = 1
+    original = store.txn
+
+    async def lost_then_full(*arguments: object) -> object:
+        try:
+            return await original(*arguments)  # type: ignore[arg-type]
+        finally:
+            store.faults.full = True
+
+    store.txn = lost_then_full  # type: ignore[method-assign, assignment]
+    with pytest.raises(OutcomeUnknown, match=r"lost .* full"):
+        await settle(store, (), (Put(b"a", b""),))
+    with pytest.raises(NoSpace):
+        await settle(store, (), (Put(b"b", b""),))
+
+    assert [kv.key for kv in (await store.range(b"a", b"z")).kvs] == [b"a"]
+
+
 async def test_settling_gives_up_with_the_worse_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """One lost answer among refusals makes the whole outcome unknown; refusals alone do not."""
     monkeypatch.setattr(settling, "WRITE_BUDGET_S", 0.2)
