@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,15 @@ import anyio
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 WAIT_S = 20.0
+
+WIRED = """
+import fcntl, os, sys
+read, write = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(read, 3)
+os.dup2(write, 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+"""Puts the pipe where the browser looks for it; a shell takes only one digit."""
 
 
 def find_chromium() -> str | None:
@@ -147,11 +157,12 @@ async def chromium(program: str, profile: Path) -> AsyncIterator[Browser]:
     command = [program, "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
     command += ["--no-first-run", "--disable-gpu", "--disable-extensions", "--no-sandbox"]
     command += ["--disable-dev-shm-usage", "--disable-background-networking", "about:blank"]
-    wired = f'exec "$0" "$@" 3<&{from_us[0]} 4>&{to_us[1]}'
     process = await asyncio.create_subprocess_exec(
-        "sh",
+        sys.executable,
         "-c",
-        wired,
+        WIRED,
+        str(from_us[0]),
+        str(to_us[1]),
         *command,
         pass_fds=(from_us[0], to_us[1]),
         stdout=asyncio.subprocess.DEVNULL,
