@@ -109,17 +109,19 @@ async def serving(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
     server = _Server(config)
-    async with anyio.create_task_group() as group:
-        group.start_soon(hub.run)
-        group.start_soon(_keep_stats, log, meters)
-        group.start_soon(server.serve, [listener])
-        journal.note("page", address=str(bound), acting="with a token" if token else "off")
-        try:
-            yield bound
-        finally:
-            server.should_exit = True
-            group.cancel_scope.cancel()
-            listener.close()
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(hub.run)
+            group.start_soon(_keep_stats, log, meters)
+            group.start_soon(server.serve, [listener])
+            journal.note("page", address=str(bound), acting="with a token" if token else "off")
+            try:
+                yield bound
+            finally:
+                server.should_exit = True
+                group.cancel_scope.cancel()
+    finally:
+        listener.close()  # the server must be done with it
 
 
 def _wire(meters: Meters, hub: Hub) -> None:

@@ -21,6 +21,8 @@ const now = () => Date.now() + skew;
 const token = () => sessionStorage.getItem("changeover-token") || "";
 const nodesOf = (keep) => [...values].filter(([name, value]) => name.startsWith("node/") && keep(value)).map(([, value]) => value);
 
+const holdsSlot = (node) => node.slot >= 0 && node.state !== "lost" && node.state !== "gone";
+
 // --- taking in ---------------------------------------------------------------------------------
 
 function connect() {
@@ -117,7 +119,7 @@ function drawJob(job, changed, curves) {
     views.set(job.job, view);
     $("jobs").append(view.card);
     changed = curves = true;
-    for (const node of nodesOf((value) => value.job === job.job && value.slot >= 0)) { slotOf.delete(node.node); placeNode(node); }
+    for (const node of nodesOf((value) => value.job === job.job && holdsSlot(value))) { slotOf.delete(node.node); placeNode(node); }
   }
   if (changed) {
     const axes = Object.entries(job.axes).map(([name, size]) => `${name}=${size}`).join(" ");
@@ -161,21 +163,22 @@ function paintSlot(view, job, slot, node, extra) {
 function placeNode(node) {
   if (!node) return;
   const before = slotOf.get(node.node);
-  if (before && (before[0] !== node.job || before[1] !== node.slot)) {
+  const holds = holdsSlot(node);
+  if (before && (!holds || before[0] !== node.job || before[1] !== node.slot)) {
     const view = views.get(before[0]), job = values.get(`job/${before[0]}`);
     if (view && job && view.cells[before[1]].dataset.node === node.node) paintSlot(view, job, before[1], null, " vacant");
     slotOf.delete(node.node);
   }
   const view = views.get(node.job), job = values.get(`job/${node.job}`);
-  if (!view || !job || node.slot < 0) return;
+  if (!view || !job || !holds) return;
   slotOf.set(node.node, [node.job, node.slot]);
   const judged = node.verdict && node.verdict.verdict !== "healthy" ? " judged" : "";
-  paintSlot(view, job, node.slot, node, node.state === "lost" ? " vacant" : judged);
+  paintSlot(view, job, node.slot, node, judged);
 }
 
 function drawBeside() {
   const groups = new Map();
-  for (const node of nodesOf((value) => value.slot < 0 && value.state !== "gone")) groups.set(node.state, (groups.get(node.state) || []).concat(node));
+  for (const node of nodesOf((value) => !holdsSlot(value) && value.state !== "gone")) groups.set(node.state, (groups.get(node.state) || []).concat(node));
   $("beside").replaceChildren(...[...groups].sort().map(([state, nodes]) => {
     const cells = nodes.sort((a, b) => a.node.localeCompare(b.node, "en", { numeric: true })).slice(0, 400).map((node) => {
       const one = draw.cell(`${node.node}: ${state}${node.wanted_out ? `, ${node.wanted_out}` : ""}${node.kept_out ? `, ${node.kept_out}` : ""}`, state, node.verdict && node.verdict.verdict !== "healthy" ? " judged" : "");
@@ -187,6 +190,7 @@ function drawBeside() {
     });
     return el("div", { class: "group" }, el("b", {}, `${nodes.length} ${state}`), ...cells);
   }));
+  if (!groups.size) $("beside").replaceChildren(el("p", { class: "soft" }, "nobody: a loss would have to wait for a machine"));
 }
 
 function drawWarmups() {
