@@ -11,9 +11,9 @@ from statemachine import events as e
 from statemachine.evolve_jobs import live_holders
 from statemachine.evolve_nodes import moved
 from statemachine.ids import JobId, NodeId, Slot
-from statemachine.indexes import put_job, put_node, put_pending
+from statemachine.indexes import put_job, put_node, put_nodes, put_pending
 from statemachine.lifecycle import Phase, next_phase
-from statemachine.state import Draft, FleetState, Job, Transition
+from statemachine.state import Draft, FleetState, Job, Node, Transition
 from statemachine.transition import required_members
 
 
@@ -159,19 +159,20 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
         event = replace(event, handovers=(*pending.chosen, *event.handovers))
     plan = pending.plan
     holders, vacant, idle, unproven = job.holders, job.vacant, job.idle, job.unproven
-    givers = job.givers
+    records: dict[NodeId, Node] = {}
     for drop in plan.drops:
-        state = _leave(state, drop.node, drop.incarnation)
+        _leave(state, records, drop.node, drop.incarnation)
         holders, vacant = holders.discard(drop.slot), vacant.discard(drop.slot)
         idle, unproven = idle.insert(drop.slot), unproven.discard(drop.slot)
     for change in plan.changes:
-        state = _leave(state, change.leaver, change.leaver_incarnation)
-        state, entered = _enter(state, job, change)
-        holders, idle = holders.insert(change.slot, change.joiner), idle.discard(change.slot)
-        vacant = vacant.discard(change.slot) if entered else vacant.insert(change.slot)
-        unproven = unproven.insert(change.slot)
-        if change.leaver:
-            givers = givers.insert(change.slot, change.leaver)
+        slot = change.slot
+        _leave(state, records, change.leaver, change.leaver_incarnation)
+        idle = idle.discard(slot) if slot in idle else idle
+        if not _enter(state, records, job, change):
+            vacant = vacant.insert(slot)
+        elif slot in vacant:
+            vacant = vacant.discard(slot)
+    state = put_nodes(state, records)
     leavers = {change.leaver for change in plan.changes} | {g.node for g in plan.givers}
     members = HashTrieSet([name for name in plan.required if name not in leavers])
     pending = replace(
@@ -186,37 +187,37 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
         job,
         epoch=event.epoch,
         launched=True,
-        holders=holders,
+        holders=holders.update({change.slot: change.joiner for change in plan.changes}),
         vacant=vacant,
         idle=idle,
-        unproven=unproven,
-        givers=givers,
+        unproven=unproven.update(change.slot for change in plan.changes),
+        givers=job.givers.update({c.slot: c.leaver for c in plan.changes if c.leaver}),
         pending=pending,
         broken=None,
     )
     return put_job(state, job)
 
 
-def _leave(state: FleetState, name: NodeId, incarnation: int) -> FleetState:
-    leaver = state.nodes.get(name)
+def _leave(state: FleetState, records: dict[NodeId, Node], name: NodeId, incarnation: int) -> None:
+    leaver = records.get(name) or state.nodes.get(name)
     if leaver is None or leaver.incarnation != incarnation or leaver.slot < 0:
-        return state
-    left = replace(moved(state, leaver, e.TransitionCommitted), slot=Slot(-1), blocked=0)
-    return put_node(state, left, leaver)
+        return
+    moves = moved(state, leaver, e.TransitionCommitted)
+    records[name] = replace(moves, slot=Slot(-1), blocked=0)
 
 
-def _enter(state: FleetState, job: Job, change: e.Change) -> tuple[FleetState, bool]:
-    joiner = state.current(change.joiner, change.joiner_incarnation)
-    if joiner is None:
-        return state, False
-    entered = replace(
+def _enter(state: FleetState, records: dict[NodeId, Node], job: Job, change: e.Change) -> bool:
+    if state.current(change.joiner, change.joiner_incarnation) is None:
+        return False
+    joiner = records.get(change.joiner) or state.nodes[change.joiner]
+    records[change.joiner] = replace(
         moved(state, joiner, e.TransitionCommitted),
         job=job.job,
         slot=change.slot,
         promotions=joiner.promotions + 1,
         blocked=0,
     )
-    return put_node(state, entered, joiner), True
+    return True
 
 
 def applied(state: FleetState, event: e.TransitionApplied) -> FleetState:
