@@ -6,6 +6,7 @@ Each bug is one that somebody could write on a bad day. It is planted for one te
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def forgets_the_epoch(patch: pytest.MonkeyPatch) -> None:
         return replace(after, jobs=after.jobs.insert(event.job, job))
 
     patch.setattr(evolve_transitions, "committed", same_epoch)
-    patch.setattr("statemachine.evolve._FOLDERS", {})
+    patch.setattr(import_module("statemachine.evolve"), "_FOLDERS", {})
 
 
 def believes_ghosts(patch: pytest.MonkeyPatch) -> None:
@@ -101,7 +102,7 @@ def believes_ghosts(patch: pytest.MonkeyPatch) -> None:
         return replace(after, jobs=after.jobs.insert(event.job, job))
 
     patch.setattr(evolve_transitions, "prepared", of_any_life)
-    patch.setattr("statemachine.evolve._FOLDERS", {})
+    patch.setattr(import_module("statemachine.evolve"), "_FOLDERS", {})
 
 
 def leaves_the_leaver_behind(patch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_a_patched_rule_changes_both(small: Scenario, monkeypatch: pytest.Monkey
     assert swaps(after) == []
     assert after.totals.ettr() < before.totals.ettr() / 2
     state = after.core.state  # production's own entry point, on the same state
-    assert decide.decide(state, state.at_ms, state.policy) is None
+    assert decide(state, state.at_ms, state.policy) is None
 
 
 def test_a_policy_of_the_file_is_in_force(small: Scenario) -> None:
