@@ -63,9 +63,7 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     sweep_retry_s_max: float = 3600.0
     """The pause after a sweep doubles with each one in a row that is not passed, up to this."""
     on_loss: tuple[str, ...] = ("standby", "cold", "wait")
-    """What is tried when a slot is lost, in this order; see `ON_LOSS`. The worker of this release
-    carries out the default; a topology that shrinks, and a restart, are decided but not yet obeyed
-    by a training loop."""
+    """What is tried when a slot is lost, in this order; see `ON_LOSS`."""
     loss_wait_s: float = 600.0
     """How long ``wait`` waits for a node if something follows it in `on_loss`."""
     replicas_min: int = 1

@@ -99,13 +99,14 @@ def resume_point(
     """Where a parked job resumes, from the reports of all its members, and of those who gave a slot
     away without being seen to have handed its state over.
 
-    A job in which nobody holds state is at its launch: it begins at step 0, and the first replica
-    of every shard gives its initial weights to the others.
+    A job in which nobody holds state is at its launch: the first replica of every shard gives its
+    initial weights to the others, and the job begins at step 0; or it loads a checkpoint, gives
+    that, and the job begins behind it, if there is one of every shard.
     """
     holding = {slot: reports[slot] for slot in sorted(reports) if reports[slot].has_state}
     giving = {slot: givers[slot] for slot in sorted(givers) if givers[slot][1].has_state}
     if not holding and not giving:
-        return _launch(layout, members)
+        return _launch(layout, members, reports)
     everyone = (*holding.values(), *(report for _, report in giving.values()))
     last = max(report.applied for report in everyone)
     apply = {slot for slot, report in holding.items() if _applies(report, last)}
@@ -162,19 +163,36 @@ def _giver_of(
     return None
 
 
-def _launch(layout: Layout, members: Mapping[Slot, NodeId]) -> Resume:
+def _launch(
+    layout: Layout, members: Mapping[Slot, NodeId], reports: Mapping[Slot, Report]
+) -> Resume:
+    """Of each shard, the lowest slot that can load the checkpoint does, and gives it to the others.
+
+    The step is the newest of which every shard has a checkpoint.
+    """
+    first = first_replicas(layout, members)
+    saved = {slot: reports[slot].saved if slot in reports else -1 for slot in first}
+    newest = dict.fromkeys(first.values(), -1)
+    for slot, lead in first.items():
+        newest[lead] = max(newest[lead], saved[slot])
+    last = min(newest.values(), default=-1)
+    giver: dict[Slot, Slot] = {}
+    for slot in sorted(first):
+        if saved[slot] >= last:
+            giver.setdefault(first[slot], slot)
+    kind = "initial" if last < 0 else "checkpoint"
     handovers = tuple(
-        Handover(slot=slot, joiner=members[slot], sources=(members[first],), kind="initial")
-        for slot, first in first_replicas(layout, members).items()
-        if first != slot
+        Handover(slot=slot, joiner=members[slot], sources=(members[giver[lead]],), kind=kind)
+        for slot, lead in first.items()
+        if giver[lead] != slot
     )
-    return Resume(
-        step=0,
-        apply=(),
-        handovers=handovers,
-        missing=(),
-        reason="every member holds the initial weights of its first replica",
-    )
+    reason = "every member holds the initial weights of its first replica"
+    if last >= 0:
+        loading = _listed(tuple(sorted(giver.values())))
+        reason = (
+            f"slots {loading} load the checkpoint of step {last}, and give it to their replicas"
+        )
+    return Resume(step=last + 1, apply=(), handovers=handovers, missing=(), reason=reason)
 
 
 def _resume_reason(

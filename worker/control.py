@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from statemachine import messages as m
 from statemachine.events import Motive, Report
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Slot, TransitionId
@@ -88,6 +90,8 @@ class Control:
     """Whether this node was told that the job shall end."""
     needs_parts: Callable[..., bool] = lambda _slot, *, launch: False  # noqa: ARG005  (a port)
     """Whether other parts must be in force before this process can hold a slot."""
+    saved: Callable[[], int] = lambda: -1
+    """The last step in the newest checkpoint that this process can load; -1: none."""
     _becoming: bool = False
     _orders: list[Order] = field(default_factory=list)
     _preparation: _Preparation | None = None
@@ -345,10 +349,18 @@ class Control:
                 transition=found.message.transition,
                 links_opened=found.links_opened,
                 took_ms=found.took_ms,
-                report=self._parked if found.message.motive is not Motive.PLANNED else None,
+                report=self._report(found.message.motive),
                 quiesce_ms=found.quiesce_ms,
             )
         )
+
+    def _report(self, motive: Motive) -> Report | None:
+        """Where this thread is parked; at a launch, with the checkpoint that it can load."""
+        if motive is Motive.PLANNED or self._parked is None:
+            return None
+        if motive is not Motive.LAUNCH:
+            return self._parked
+        return replace(self._parked, saved=self.saved())
 
     def _cancel(self, message: m.Cancel) -> None:
         with self.changed:

@@ -25,20 +25,21 @@ from typing import Any, ParamSpec, TypeVar
 from statemachine import messages as m
 from statemachine.errors import EventCorrupt
 from statemachine.events import Motive, Report
-from statemachine.ids import Slot, TransitionId
+from statemachine.ids import TransitionId
 from worker.channel import Channel, WorkerChannel
 from worker.control import Become, Control, Order
-from worker.diary import Diary
 from worker.faultpoints import STEP_BEGIN, listen, reach
 from worker.faults import SlowCompute
-from worker.groups.delta import DeltaBackend
 from worker.groups.links import LinkEndpoint
 from worker.groups.managed import ManagedGroup
 from worker.groups.port import GroupPlan
 from worker.handover import Handover
+from worker.membership import make_groups, peers_of, switch_groups
+from worker.progress import Progress
 from worker.pulse import Pulse
 from worker.rehearsing import Rehearsing
 from worker.roles import PerRole, Roles, Taken
+from worker.saves import NOTHING_SAVED, Saves
 from worker.seat import Seat, layout_of
 from worker.state import TrainingState, seed_step
 from worker.step import Step
@@ -92,12 +93,14 @@ class Run:
         self._next = 0
         self._total = 0
         self._has_state = False
-        self._resumed: TransitionId = TransitionId(0)
-        self._committed_at_s = 0.0
+        self._finished = False
         host = hello.host
         endpoint = LinkEndpoint(self.job, self.node, self.incarnation, self._secret, host)
         self._endpoint = endpoint
-        self._groups = self._make_groups(hello.patience)
+        limit_s = hello.patience.hang_deadline_s
+        self._groups = make_groups(
+            self.layout, self._local_rank, endpoint, self._peer_reset, limit_s
+        )
         self._handover = Handover(self._secret, self.job, self.node, self.incarnation, host)
         self._control = Control(
             channel, self.job, self.layout, self._local_rank, self._groups, lambda: self._seat
@@ -120,24 +123,11 @@ class Run:
         self._vigil = Vigil(
             self._secret, self.job, hello.patience, self._watched_plans, self._peer_silent
         )
-        self._diary = Diary.from_environment()
+        self._progress = Progress(channel)
         self._slow = SlowCompute.from_environment()
         self._registered = False
         self._stopped = False
-
-    def _make_groups(self, patience: m.Patience) -> dict[str, ManagedGroup]:
-        sizes = {ref.name.partition("[")[0]: len(ref.ranks) for ref in self._refs(Slot(0))}
-        limit_s = patience.hang_deadline_s
-        return {
-            kind: ManagedGroup(
-                kind, size, DeltaBackend(kind, self._endpoint, self._peer_reset, limit_s)
-            )
-            for kind, size in sizes.items()
-            if size > 1
-        }
-
-    def _refs(self, slot: Slot) -> Any:
-        return self.layout.groups_of_rank(self.layout.ranks_of(slot)[self._local_rank])
+        self._saves = NOTHING_SAVED
 
     # --- what the user asks -------------------------------------------------------------------
 
@@ -181,6 +171,17 @@ class Run:
         """
         self._state.register(model=model, optimizer=optimizer, data=data, **extra)
         self._registered = True
+
+    def resume_with(self, newest: Callable[[], int], load: Callable[[int], None]) -> None:
+        """Say how this process goes on from a checkpoint; call it before `steps`.
+
+        Where the job is launched and `newest()` is known of every shard, it begins behind that
+        step: one replica of each calls `load(step)`, which puts that state into what is registered,
+        and gives it to the others. `newest` returns the last step whose update is in the newest
+        whole checkpoint, or -1; it is called on another thread, at each launch.
+        """
+        self._saves = Saves(newest, load)
+        self._control.saved = self._saves.newest_or_none
 
     def per_role(self, build: Callable[[], R]) -> PerRole[R]:
         """Let `build` make the parts of a role, where stages differ; call the result for them.
@@ -287,27 +288,10 @@ class Run:
 
     def _committed(self, step: Step) -> None:
         step_ms = self._pulse.end_step(step.index)
-        before_s, self._committed_at_s = self._committed_at_s, time.time()
         self._next = step.index + 1
         assert self._seat is not None
-        self._diary.note(
-            step=step.index,
-            epoch=self._seat.epoch,
-            at_ms=self._committed_at_s * 1000,
-            step_ms=step_ms,
-            loss=self._pulse.loss,
-        )
-        if self._resumed != self._seat.transition and step.order is None:
-            self._resumed = self._seat.transition
-            self._channel.send(
-                m.Resumed(
-                    transition=self._resumed,
-                    step=step.index,
-                    step_ms=step_ms,
-                    committed_at_ms=self._committed_at_s * 1000,
-                    previous_at_ms=before_s * 1000,
-                )
-            )
+        told = step.order is None
+        self._progress.committed(step.index, self._seat, step_ms, self._pulse.loss, told=told)
         if self._pulse.due():
             self._channel.send(m.Window(vitals=self._vitals()))
         reach("step.committed")
@@ -401,6 +385,8 @@ class Run:
         self._handover.withdraw()
         self._last = self._total - 1  # who stopped at a vote that others missed votes again
         phases = {"quiesce": self._control.quiesce_ms(order.transition)}
+        if order.motive is Motive.LAUNCH and order.resume_step > 0 and order.receive is None:
+            phases["load"] = self._load(order.resume_step)
         if order.send:
             self._handover.offer(order.transition, order.send, self._export())
         received = 0
@@ -416,14 +402,10 @@ class Run:
         elif order.motive is not Motive.PLANNED:
             self._next = order.resume_step
         self._has_state = True
-        began_s = time.perf_counter()
         reach("switch.before")
         before, self._seat = self._seat, seat
         everything = order.motive is not Motive.PLANNED
-        for kind in seat.plans if everything else seat.changed_kinds(before):
-            self._groups[kind].switch(seat.plans[kind])
-            reach("switch.between")
-        phases["switch"] = (time.perf_counter() - began_s) * 1000
+        phases["switch"] = switch_groups(self._groups, seat, before, everything=everything)
         if self._taken.took_ms:
             phases["parts"] = self._taken.took_ms
             self._taken = Taken()
@@ -433,12 +415,20 @@ class Run:
                 transition=order.transition,
                 epoch=order.epoch,
                 step=self._next,
-                peers=_peers(seat),
+                peers=peers_of(seat),
                 phases_ms=phases,
                 bytes_received=received,
             )
         )
         reach("switch.after")
+
+    def _load(self, next_step: int) -> float:
+        """Go on from the checkpoint before a step; how long it took, in ms."""
+        began_s = time.perf_counter()
+        self._saves.load(next_step - 1)
+        self._next = next_step
+        self._roles.now.hollow = False
+        return (time.perf_counter() - began_s) * 1000
 
     def _leave(self, *, keeps_state: bool = False) -> None:
         self._vigil.rest()
@@ -448,9 +438,9 @@ class Run:
             group.detach()
 
     def _finish(self) -> None:
-        if self._resumed < 0:
+        if self._finished:
             return
-        self._resumed = TransitionId(-1)
+        self._finished = True
         self._vigil.rest()
         if self._pulse.due():
             self._channel.send(m.Window(vitals=self._vitals()))
@@ -494,11 +484,6 @@ class Run:
 
     def _peer_reset(self, member: Any, group: str) -> None:
         self._control.peer_reset(member.node, member.incarnation, group)
-
-
-def _peers(seat: Seat) -> tuple[str, ...]:
-    names = {f"{h.node}.{h.incarnation}" for h in seat.members if h.slot != seat.slot}
-    return tuple(sorted(names))
 
 
 __all__ = ["NotRegistered", "Run", "Step", "join"]

@@ -188,7 +188,11 @@ class Rehearsing:
         if not order.recording or self.stamp is None:
             return None
         try:
-            found = self._kept(order.role, order.recording) or self._fetched(order)
+            kept = self._kept(order.role, order.recording)
+            if kept is None and not order.recording_from:
+                log.warning("nobody has recording %s any more: done without", order.recording)
+                return None  # less of a proof, but a job must not lack standbys for ever
+            found = kept or self._fetched(order)
             found.check(self.stamp, f"recording {order.recording}")
         except (RecordingUnusable, TransferError, OSError) as error:
             rehearsal.fail(f"recording {order.recording} cannot be used: {error}")

@@ -6,6 +6,7 @@ groups are asked to prepare. No sockets, no torch.
 
 from dataclasses import dataclass
 
+from statemachine.errors import BadLayout
 from statemachine.events import JobDeclared
 from statemachine.ids import Epoch, JobId, Rank, Slot, TransitionId
 from statemachine.layout import Layout
@@ -18,8 +19,13 @@ def layout_of(declared: JobDeclared) -> Layout:
     """The layout that a job was declared with.
 
     Raises:
-        BadLayout: the declaration is contradictory.
+        BadLayout: the declaration is contradictory, or wants several ranks in one process.
     """
+    if declared.ranks_per_node != 1:
+        raise BadLayout(
+            f"job {declared.job}: ranks_per_node = {declared.ranks_per_node}: a training process "
+            "is one rank; declare 1, and run an agent for each rank of a machine"
+        )
     return Layout.of(
         declared.axes,
         ranks_per_node=declared.ranks_per_node,

@@ -32,6 +32,30 @@ def loss_of(model: nn.Module, step: int, part: int) -> torch.Tensor:
     return found
 
 
+class Checkpoints:
+    """The simplest checkpoints that a script may have: a file each, whole or not there."""
+
+    def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._folder, self._model, self._optimizer = folder, model, optimizer
+
+    def save(self, step: int) -> None:
+        """Write what a step's update made."""
+        draft = self._folder / f"{step}.draft"
+        torch.save([self._model.state_dict(), self._optimizer.state_dict()], draft)
+        draft.replace(self._folder / f"{step}.checkpoint")
+
+    def newest(self) -> int:
+        """The last step that was saved."""
+        return max((int(path.stem) for path in self._folder.glob("*.checkpoint")), default=-1)
+
+    def load(self, step: int) -> None:
+        """Put it back."""
+        path = self._folder / f"{step}.checkpoint"
+        model, optimizer = torch.load(path, weights_only=True)  # noqa: TID251 - of its own making
+        self._model.load_state_dict(model)
+        self._optimizer.load_state_dict(optimizer)
+
+
 def main() -> None:
     """Train a small network on numbers that depend on the step and the data part alone."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -41,6 +65,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--slow-ms", type=float, default=0.0)
     parser.add_argument("--plain", action="store_true", help="an optimizer that heeds scale")
+    parser.add_argument("--keep", type=int, default=0, help="steps between checkpoints")
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = worker.join()
@@ -57,6 +82,10 @@ def main() -> None:
     optimizer.register_step_post_hook(lambda *_: reach("optimizer.end"))
     run.register(model=model, optimizer=optimizer)
     ddp = DistributedDataParallel(model, process_group=run.group("dp"))
+    saved = Checkpoints(args.out, model, optimizer)
+    if args.keep:
+        run.resume_with(saved.newest, saved.load)
+    save = run.outside(saved.save)
     hurry = args.out / "hurry"
     for step in run.steps(args.steps):
         loss = loss_of(ddp, step.index, run.coordinate("dp"))
@@ -65,6 +94,8 @@ def main() -> None:
             time.sleep(args.slow_ms / 1000)
         if step.vote():
             optimizer.step()
+            if args.keep and run.coordinate("dp") == 0 and (step.index + 1) % args.keep == 0:
+                save(step.index)
         optimizer.zero_grad()
         step.record(loss=loss.item())
 
