@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import anyio
 
-from controlplane.eventlog import EventLogError, LeaseLost, NodeSession, Reread, Retry
+from controlplane.eventlog import EventLogError, LeaseLost, NodeSession, NoSpace, Reread, Retry
 from statemachine.events import NodeLeft
 from worker.agent_facts import FactQueue
 
@@ -42,11 +42,11 @@ async def keep_lease(session: NodeSession) -> NoReturn:
 
 
 async def _come_back(session: NodeSession) -> None:
-    """Take the lease again, however long the store is away."""
+    """Take the lease again, however long the store is away or full."""
     while True:
         try:
             await session.reestablish()
-        except (LeaseLost, Retry, Reread):
+        except (LeaseLost, Retry, Reread, NoSpace):  # a full store refuses leases too
             await anyio.sleep(_RETRY_S)
         else:
             return

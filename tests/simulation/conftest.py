@@ -90,18 +90,24 @@ def _play_virtually() -> Callable[[Scenario, MemoryStore], None]:
 
 
 @pytest.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
-def play(request: pytest.FixtureRequest, fleet: str) -> Play:
+def play(request: pytest.FixtureRequest) -> Play:
     """Plays a scenario: over memory on virtual time, or over a real etcd in real time."""
     if request.param == "memory":
         return play_on_virtual_time
-    server: EtcdServer = request.getfixturevalue("etcd")
+    really: Play = request.getfixturevalue("play_really")
+    return really
 
-    async def play_really(scenario: Scenario) -> None:
-        store = await open_store(server.url)
+
+@pytest.fixture(name="play_really")
+def _play_really(etcd: EtcdServer, fleet: str) -> Play:
+    """Plays a scenario over a real etcd in real time."""
+
+    async def play(scenario: Scenario) -> None:
+        store = await open_store(etcd.url)
         try:
             await _play(scenario, EventLog(store, fleet), unix_ms)
         finally:
             with anyio.CancelScope(shield=True):
                 await store.aclose()
 
-    return lambda scenario: asyncio.run(play_really(scenario))
+    return lambda scenario: asyncio.run(play(scenario))

@@ -39,9 +39,11 @@ class Fleet:
 
     # --- controllers --------------------------------------------------------------------------
 
-    async def start_controller(self, name: str, knobs: dict[str, object] | None = None) -> Term:
+    async def start_controller(
+        self, name: str, knobs: dict[str, object] | None = None, ttl_s: float = TTL_S
+    ) -> Term:
         """Have a controller campaign and lead; returns once it leads."""
-        leadership = await self.log.campaign(name, TTL_S)
+        leadership = await self.log.campaign(name, ttl_s)
         term = Term(self.log, leadership, clock_ms=self.clock_ms, knobs=knobs)
         scope = self._scopes[name] = anyio.CancelScope()
 

@@ -288,6 +288,36 @@ def test_a_full_store_ends_a_term_and_not_the_controller(
     play_virtually(scenario, store)
 
 
+def test_a_full_store_ends_no_training(
+    play_virtually: Callable[[Scenario, MemoryStore], None],
+) -> None:
+    """A node whose lease ended while the store is full trains on, and comes back as it was."""
+    store = MemoryStore()
+
+    async def scenario(fleet: Fleet) -> None:
+        settings = Settings(controller="c0", fleet=fleet.log.fleet, knobs=KNOBS)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(lead_again_and_again, fleet.log, settings, wait=True))
+            for number in range(5):
+                await fleet.start_node(f"n{number}")
+            await fleet.declare(4, standbys=1)
+            await fleet.until(epoch_is(1), "the launch")
+            before = [fleet.nodes[name].process for name in sorted(fleet.nodes)]
+            store.faults.full = True
+            store.expire(fleet.nodes["n1"].session._keeper.lease)
+            await anyio.sleep(60.0)
+            assert not fleet.nodes["n1"].session.is_alive
+            store.faults.full = False
+            await anyio.sleep(10.0)
+            group.cancel_scope.cancel()
+        assert {str(item.node) for item in await fleet.log.nodes()} == set(fleet.nodes)
+        assert [fleet.nodes[name].process for name in sorted(fleet.nodes)] == before
+        assert [process.exit for process in before] == [None] * 5
+        assert fleet.said(e.NodeLost) == []
+
+    play_virtually(scenario, store)
+
+
 # --- means ------------------------------------------------------------------------------------
 
 
