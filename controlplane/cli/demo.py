@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import msgspec
 from controlplane.cli.failing import FAILED, INTERRUPTED
 from controlplane.cli.options import CONTEXT, examples
 from controlplane.config import Settings
-from controlplane.demo.options import TRAIN_S, DemoOptions, Faults
+from controlplane.demo.options import TRAIN_S, DemoOptions, Faults, faults_for
+from controlplane.demo.shape import shape_of
 
 _DEFAULTS = DemoOptions()
 
@@ -31,16 +33,20 @@ _DEFAULTS = DemoOptions()
         "changeover demo",
         "changeover demo --faults kill --no-baseline",
         "changeover demo --nodes 6 --standbys 2 -- --layers 2 --batch 4",
+        "changeover demo --layout pp=3,dp=2",
         "changeover demo --json --data ~/corpus --seed 7 > outcome.json",
     ),
 )
 @click.option(
     "--nodes",
     type=int,
-    default=_DEFAULTS.nodes,
-    show_default=True,
     metavar="N",
-    help="nodes that train, data parallel",
+    help=f"nodes that train, data parallel  [default: {_DEFAULTS.nodes}]",
+)
+@click.option(
+    "--layout",
+    metavar="AXES",
+    help="pipeline stages, parts of a layer, replicas, such as pp=3,dp=2  [default: replicas only]",
 )
 @click.option(
     "--standbys",
@@ -67,9 +73,7 @@ _DEFAULTS = DemoOptions()
 @click.option(
     "--faults",
     type=click.Choice([each.value for each in Faults]),
-    default=Faults.BOTH.value,
-    show_default=True,
-    help="which nodes are hurt",
+    help="which nodes are hurt  [default: both; kill where a stage has too few peers for grey]",
 )
 @click.option(
     "--data",
@@ -149,9 +153,28 @@ def _options(given: dict[str, Any]) -> DemoOptions:
     if given["etcd"]:
         _check_url(given["etcd"])
     given["steps"] = given["steps"] or 0
-    faults = Faults(given.pop("faults"))
+    axes = _axes(given.pop("layout"), given["nodes"])
+    given["nodes"] = prod(axes.values())
+    given["layout"] = tuple(axes.items())
+    wanted = given.pop("faults")
+    faults = Faults(wanted) if wanted else faults_for(axes)
     baseline = not given.pop("no_baseline")
     return DemoOptions(faults=faults, baseline=baseline, run_dir=run_dir, **given)
+
+
+def _axes(layout: str | None, nodes: int | None) -> dict[str, int]:
+    """The job's axes from --layout or --nodes.
+
+    Raises:
+        UsageError: they contradict each other, or the layout is none.
+    """
+    if layout is None:
+        return {"dp": _DEFAULTS.nodes if nodes is None else nodes}
+    axes = shape_of(layout)
+    count = prod(axes.values())
+    if nodes not in (None, count):
+        raise click.UsageError(f"--layout {layout} has {count} nodes, --nodes says {nodes}")
+    return axes
 
 
 def _check_url(url: str) -> None:

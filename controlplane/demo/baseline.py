@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from controlplane.demo.options import TRAINING, DemoOptions
 from controlplane.demo.outcome import BaselineOutcome
+from controlplane.demo.shape import model_arguments
 from controlplane.etcd_server import free_port
 from controlplane.localfleet.children import Child, tethered
 from controlplane.localfleet.fleet import FleetError, example
@@ -125,7 +126,7 @@ def _command(options: DemoOptions, folder: Path, path: Path) -> list[str]:
     worker += ["--checkpoint", str(folder / "checkpoint.pt"), "--events", str(path)]
     if options.data is not None:
         worker += ["--data", str(options.data.resolve())]
-    worker += [*TRAINING, *options.training]
+    worker += [*TRAINING, *model_arguments(options.axes), *options.training]
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"]
     command += ["--nproc-per-node", str(options.nodes), "--max-restarts", "3", "--no-python"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]

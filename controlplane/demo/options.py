@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from controlplane.demo.shape import peers_of
 from statemachine.detector import DetectorPolicy
 from statemachine.errors import UsageError
 from statemachine.ids import NodeId
@@ -61,10 +62,12 @@ class DemoOptions:
     `steps` of 0 are as many as this machine takes in `train_s` seconds, by its own measurement.
     A run without a given number may take `steps_spare` more: it is stopped once all is over that
     was to be seen, which takes longer on a machine that is busy with other things.
+    `layout` are the job's axes, of which `nodes` is the product; empty: as many replicas as nodes.
     `training` are further arguments of the training scripts, such as ``--layers 2``.
     """
 
     nodes: int = 4
+    layout: tuple[tuple[str, int], ...] = ()
     standbys: int = 1
     steps: int = 0
     steps_spare: int = 0
@@ -113,13 +116,33 @@ class DemoOptions:
                 f"--faults {self.faults} with --standbys {self.standbys}: a node that leaves needs "
                 "a standby to take its slot; use --standbys 1 or more, or --faults none"
             )
+        if self.faults.kills and self.axes.get("dp", 1) < 2:
+            raise BadDemo(
+                f"--faults {self.faults} with --layout {self.layout_text}: what a killed node held "
+                "comes from a replica; use dp=2 or more, or --faults none"
+            )
         peers_min = DetectorPolicy().peers_min
+        if self.faults.greys and self.layout and peers_of(self.axes) < peers_min:
+            raise BadDemo(
+                f"--faults {self.faults} with --layout {self.layout_text}: a grey node is found by "
+                f"comparison with at least {peers_min} peers of its stage; use --faults kill"
+            )
         if self.faults.greys and self.nodes <= peers_min:
             raise BadDemo(
                 f"--faults {self.faults} with --nodes {self.nodes}: a grey node is found by "
                 f"comparison with at least {peers_min} peers; use --nodes {peers_min + 1} or more, "
                 "or --faults kill"
             )
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The job's axes, outermost first."""
+        return dict(self.layout) or {"dp": self.nodes}
+
+    @property
+    def layout_text(self) -> str:
+        """The layout as on the command line."""
+        return ",".join(f"{axis}={size}" for axis, size in self.axes.items())
 
     @property
     def steps_most(self) -> int:
@@ -135,6 +158,13 @@ class DemoOptions:
     def everyone(self) -> tuple[NodeId, ...]:
         """Names of all nodes; the standbys come last."""
         return tuple(NodeId(f"n{number}") for number in range(self.nodes + self.standbys))
+
+
+def faults_for(axes: dict[str, int]) -> Faults:
+    """What is done to a run if nobody says: all that this shape allows."""
+    if axes.get("dp", 1) < 2:
+        return Faults.NONE
+    return Faults.BOTH if peers_of(axes) >= DetectorPolicy().peers_min else Faults.KILL
 
 
 def steps_for(train_s: float, step_ms: float) -> int:

@@ -163,7 +163,8 @@ async def _play_unhurt(record: Record, screen: Screen, url: str, name: str) -> N
 def _end_of(chronicle: Chronicle, folder: RunFolder) -> tuple[Finish, list[JobStep]]:
     job = chronicle.job
     holders = {slot: job.holders[slot] for slot in job.holders} if job is not None else {}
-    return finish_of(chronicle.entries, holders), job_steps(read_diaries(folder.steps).values())
+    layout = job.layout if job is not None else None
+    return finish_of(chronicle.entries, holders, layout), job_steps(read_diaries(folder.steps).values())
 
 
 def _fleet_stem(path: Path) -> str:

@@ -89,7 +89,7 @@ class Plot:
         await self._stage.declare(options.everyone, options.standbys)
         self._say(f"waiting for {len(options.everyone)} nodes: torch is being imported")
         await self._stage.launched()
-        self._say(f"launched: {options.nodes} active, data parallel {options.nodes}")
+        self._say(f"launched: {options.nodes} active, {options.layout_text}")
         if options.faults.kills:
             await self._lose_a_node()
         if options.faults.greys:

@@ -6,6 +6,7 @@ failure, and its detail is the cause that is printed.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from controlplane.demo.steps import JobStep
 from statemachine import events as e
 from statemachine.ids import NodeId, Slot
 from statemachine.incidents import Incident, incidents
+from statemachine.layout import Layout
 
 STEPS_LOST_MAX = {KILL: 1, GREY: 0}
 """A planned swap loses no step, an unplanned one at most the step in flight."""
@@ -33,32 +35,49 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a run ended: last step, digest of the weights and loss of each slot, in slot order."""
+    """How a run ended: last step, digest of the weights and loss of each slot, in slot order.
+
+    `shards` are the numbers of the shards that each slot holds; empty: all hold the same.
+    """
 
     step: int
     digests: tuple[str, ...]
     losses: tuple[float | None, ...]
+    shards: tuple[tuple[int, ...], ...] = ()
 
     @property
     def digest(self) -> str:
-        """The digest of the weights, if every slot holds the same; empty otherwise."""
-        return self.digests[0] if len(set(self.digests)) == 1 else ""
+        """The digest of the weights, of all shards together if there are several; empty if two
+        slots that shall hold the same do not.
+        """
+        shards = self.shards or tuple((0,) for _ in self.digests)
+        held: dict[tuple[int, ...], set[str]] = {}
+        for shard, digest in zip(shards, self.digests, strict=True):
+            held.setdefault(shard, set()).add(digest)
+        if not held or any(len(found) > 1 or "" in found for found in held.values()):
+            return ""
+        whole = [found.pop() for _, found in sorted(held.items())]
+        return whole[0] if len(whole) == 1 else hashlib.sha256("".join(whole).encode()).hexdigest()
 
     @property
     def loss(self) -> float | None:
-        """The mean of the slots' last losses, added in slot order."""
+        """The mean of the last losses of the slots that compute one, added in slot order."""
         known = [loss for loss in self.losses if loss is not None]
-        return sum(known) / len(known) if known and len(known) == len(self.losses) else None
+        return sum(known) / len(known) if known else None
 
 
-def finish_of(log: Iterable[e.Recorded], holders: dict[Slot, NodeId]) -> Finish:
+def finish_of(
+    log: Iterable[e.Recorded], holders: dict[Slot, NodeId], layout: Layout | None = None
+) -> Finish:
     """How a run ended, from what the nodes in its slots said last."""
     said = {r.event.node: r.event for r in log if isinstance(r.event, e.WorkerFinished)}
-    last = [said[holders[slot]] for slot in sorted(holders) if holders[slot] in said]
+    slots = [slot for slot in sorted(holders) if holders[slot] in said]
+    last = [said[holders[slot]] for slot in slots]
     return Finish(
         step=min((event.step for event in last), default=-1),
         digests=tuple(event.weights_digest for event in last),
         losses=tuple(event.loss for event in last),
+        shards=tuple(layout.shards_of(slot) for slot in slots) if layout is not None else (),
     )
 
 
@@ -73,6 +92,7 @@ def claims_of_run(
     claims = [_finished(options, steps, finish), _loss_fell(steps), _only_these(log, hurts)]
     for hurt in hurts:
         claims += _answered(log, hurt)
+        claims += _general(log, hurt)
     if hurts:
         claims.append(_survivors(hurts, log))
     return claims
@@ -137,6 +157,32 @@ def _answered(log: list[e.Recorded], hurt: Hurt) -> list[Claim]:
     return claims
 
 
+def _general(log: list[e.Recorded], hurt: Hurt) -> list[Claim]:
+    """Whoever took the slot had rehearsed every role, with what was recorded of each."""
+    found = incidents_of(log, hurt)
+    if not found:
+        return []
+    name = found[0].replacement
+    made: dict[str, str] = {}
+    passed: dict[str, str] = {}
+    for entry in log[: found[0].planned]:  # positions count from 1
+        match entry.event:
+            case e.RecordingMade(role=role, recording=recording):
+                made[role] = recording
+            case e.WarmupPassed(node=node, role=role, recording=recording) if node == name:
+                passed[role] = recording
+            case _:
+                pass
+    return [
+        Claim(
+            f"{name}, which took its slot, had rehearsed every role with what was recorded of it",
+            bool(made) and passed == made and all(made.values()),
+            f"rehearsed: {', '.join(sorted(passed)) or 'nothing'}; "
+            f"recorded: {', '.join(sorted(made)) or 'nothing'}",
+        )
+    ]
+
+
 def _survivors(hurts: Sequence[Hurt], log: list[e.Recorded]) -> Claim:
     return Claim(
         "no survivor was restarted",
@@ -177,8 +223,8 @@ def claims_of_sameness(hurt_run: Finish, plain: Finish) -> list[Claim]:
             f"{_short(hurt_run)} against {_short(plain)}",
         ),
         Claim(
-            "so does the final loss of every slot",
-            None not in hurt_run.losses and hurt_run.losses == plain.losses,
+            "so does the final loss of every slot that computes one",
+            hurt_run.loss is not None and hurt_run.losses == plain.losses,
             f"{hurt_run.loss!r} against {plain.loss!r}",
         ),
     ]

@@ -21,6 +21,7 @@ import anyio
 from controlplane.config import Settings
 from controlplane.demo.chronicle import Chronicle
 from controlplane.demo.options import TRAINING, DemoOptions
+from controlplane.demo.shape import is_plain, model_arguments
 from controlplane.etcd_binary import ensure_etcd
 from controlplane.etcd_server import EtcdServer
 from controlplane.eventlog import EventLog, EventLogError
@@ -80,7 +81,7 @@ class Stage:
         await self.submit(e.PolicyChanged(version=1, knobs=dict(KNOBS), by=OPERATOR))
         declared = e.JobDeclared(
             job=JOB,
-            axes={"dp": self.options.nodes},
+            axes=self.options.axes,
             standbys=standbys,
             seed=self.options.seed,
             steps=0 if self.options.steps_spare else self.options.steps,
@@ -170,10 +171,11 @@ class Stage:
 
 def training_command(options: DemoOptions) -> list[str]:
     """The command of the training process; the same on every node of both runs."""
-    command = [sys.executable, str(example("train_gpt.py")), "--steps", str(options.steps_most)]
+    script = example("train_gpt.py" if is_plain(options.axes) else "train_pipeline.py")
+    command = [sys.executable, str(script), "--steps", str(options.steps_most)]
     if options.data is not None:
         command += ["--data", str(options.data.resolve())]
-    return [*command, *TRAINING, *options.training]
+    return [*command, *TRAINING, *model_arguments(options.axes), *options.training]
 
 
 @asynccontextmanager

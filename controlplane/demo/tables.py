@@ -24,6 +24,8 @@ PHASE_WORDS: Final[Mapping[str, str]] = {
     "transfer": "state to the joiner",
     "switch": "links exchanged",
     "first_step": "the first step at full size",
+    "parts": "of prepare: until the joiner had put its slot's role in force",
+    "load": "a checkpoint was read",
 }
 
 

@@ -109,6 +109,31 @@ def outcome(demo: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(450)
+def test_a_pipeline_loses_a_stage_and_keeps_its_weights(
+    run_dir: Path, etcd_binary: EtcdBinary
+) -> None:
+    """With `--layout pp=3,dp=2` a general standby takes a killed stage, with the same proof."""
+    where = run_dir.with_name("pipeline")
+    sized = ("--no-baseline", "--steps", "300", "--run-dir", str(where))
+    done = subprocess.run(
+        command("--json", "--layout", "pp=3,dp=2", *sized, "--", "--width", "32"),
+        capture_output=True,
+        text=True,
+        env=environment(etcd_binary),
+        timeout=420,
+        check=False,
+    )
+    print(done.stderr[-6000:])
+    found = json.loads(done.stdout)
+    claims = {claim["claim"]: claim["holds"] for claim in found["claims"]}
+    assert done.returncode == 0, claims
+    assert found["weights_digest"] == found["uninterrupted_digest"] != ""
+    assert claims["n6, which took its slot, had rehearsed every role with what was recorded of it"]
+    assert left_behind(where) == []
+
+
 @pytest.mark.timeout(450)
 def test_a_demo_holds_and_prints_one_object(
     demo: subprocess.CompletedProcess[str], outcome: dict[str, Any]
