@@ -25,6 +25,7 @@ from controlplane.eventlog import (
     EventLogError,
     NodeAlreadyAlive,
     NodeSession,
+    NoSpace,
     OutcomeUnknown,
     Retry,
     Store,
@@ -69,7 +70,7 @@ class Agent:
 
     async def serve(self) -> int:
         """Return an exit code; what led to it was logged."""
-        async with ProbePort.open(self._settings.host) as probes:
+        async with ProbePort.open(self._settings.host, self._settings.secret_path) as probes:
             crashes = false_starts = 0
             while True:
                 session = await self._join(probes)
@@ -114,7 +115,7 @@ class Agent:
                     policy.lease_ttl_s,
                     policy.self_fence_s / policy.lease_ttl_s,
                 )
-            except (NodeAlreadyAlive, Retry, OutcomeUnknown) as error:
+            except (NodeAlreadyAlive, Retry, OutcomeUnknown, NoSpace) as error:
                 if anyio.current_time() >= give_up_at:
                     raise
                 if not told:

@@ -93,7 +93,7 @@ class NodeLife:
         self._probes = probes
         self._facts = FactQueue(session)
         self._vitals = VitalsOutlet(session)
-        self._sweeper = Sweeper(self._facts.put)
+        self._sweeper = Sweeper(self._facts.put, settings.secret_path)
         self._me = Participant(node=session.node, incarnation=session.incarnation, job=settings.job)
         self._desired: Desired | None = None
         self._orders: Orders | None = None

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import IO, Final
 
 import anyio
@@ -62,10 +63,11 @@ class RoundFailed(Exception):
 
 
 class Sweeper:
-    """Measures rounds; `state` takes the facts."""
+    """Measures rounds; `state` takes the facts, partners know each other by `secret_path`."""
 
-    def __init__(self, state: Callable[[AnyEvent], None]) -> None:
+    def __init__(self, state: Callable[[AnyEvent], None], secret_path: Path) -> None:
         self._state = state
+        self._secret_path = secret_path
         self._one_at_a_time = anyio.Lock()
 
     async def run(self, sweep: SweepRequested, name: str) -> None:
@@ -98,7 +100,8 @@ class Sweeper:
         if limit_s <= 0:
             raise RoundFailed(f"no time left for the {_listed(probes)} probe")
         budget = os.environ.get(BUDGET_VARIABLE, f"{max(BUDGET_S[p] for p in probes):g}")
-        command = _command(probes, ("--budget-s", budget, "--json", *arguments))
+        known = ("--secret-file", str(self._secret_path))
+        command = _command(probes, ("--budget-s", budget, "--json", *known, *arguments))
         return await run_probe(_listed(probes), command, limit_s)
 
 
@@ -168,10 +171,13 @@ def _numbers(probe: str, line: bytes) -> dict[str, float]:
 
 
 class ProbePort:
-    """A listening port whose callers are served by a child, one at a time."""
+    """A listening port whose callers are served by a child, one at a time, if they prove that they
+    know the secret.
+    """
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, secret_path: Path) -> None:
         self._listener = listener
+        self._secret_path = secret_path
 
     @property
     def port(self) -> int:
@@ -182,7 +188,7 @@ class ProbePort:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, host: str) -> AsyncIterator[ProbePort]:
+    async def open(cls, host: str, secret_path: Path) -> AsyncIterator[ProbePort]:
         """Listen at a free port of `host` while the body runs.
 
         Raises:
@@ -190,7 +196,7 @@ class ProbePort:
         """
         with socket.create_server((host, 0)) as listener:
             listener.setblocking(False)
-            port = cls(listener)
+            port = cls(listener, secret_path)
             async with anyio.create_task_group() as group:
                 group.start_soon(port._serve)
                 yield port
@@ -201,7 +207,8 @@ class ProbePort:
         while True:
             await anyio.wait_readable(self._listener)
             number = self._listener.fileno()
-            command = _command(("echo",), ("--listen-fd", str(number)))
+            known = ("--secret-file", str(self._secret_path))
+            command = _command(("echo",), ("--listen-fd", str(number), *known))
             with open(os.devnull, "wb") as nowhere:  # noqa: ASYNC230, PTH123 - a device, at once
                 child = Child.start(
                     command,
@@ -215,6 +222,8 @@ class ProbePort:
                     await child.wait()
             finally:
                 child.kill()
+                with anyio.CancelScope(shield=True):
+                    await child.wait()
             if child.exit is None or not child.exit.is_clean:
                 log.warning("the echo of a link probe ended with %s", child.exit or "its deadline")
                 self._turn_away()

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from worker.faults import SlowCompute
@@ -38,7 +39,7 @@ def main() -> int:
     slow = SlowCompute.from_environment()
     try:
         if args.probe == ["echo"]:
-            _echo(args.listen_fd, slow)
+            _echo(args.listen_fd, slow, _secret(args))
             return 0
         found = _measured(args, slow)
     except OSError as error:
@@ -66,21 +67,26 @@ def _measured(args: argparse.Namespace, slow: SlowCompute) -> dict[str, float]:
         if probe in alone:
             found |= alone[probe](args.budget_s, slow)
         else:
-            ends = ends or wire.connect(args.host, args.port)
+            ends = ends or wire.connect(args.host, args.port, _secret(args))
             found |= together[probe](args.budget_s, slow, ends)
     return found
 
 
-def _echo(listen_fd: int | None, slow: SlowCompute) -> None:
+def _secret(args: argparse.Namespace) -> bytes | None:
+    path: Path | None = args.secret_file
+    return path.read_bytes() if path is not None else None
+
+
+def _echo(listen_fd: int | None, slow: SlowCompute, secret: bytes | None) -> None:
     from worker.probes import wire
 
     if listen_fd is not None:
         with socket.socket(fileno=listen_fd) as listener:
-            wire.echo(listener, slow)
+            wire.echo(listener, slow, secret)
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
-        wire.echo(listener, slow)
+        wire.echo(listener, slow, secret)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nice", type=int, default=0, help="niceness to add")
     parser.add_argument("--host", default="127.0.0.1", help="the partner's address")
     parser.add_argument("--port", type=int, help="the partner's port")
+    parser.add_argument(
+        "--secret-file", type=Path, help="what both ends of a link probe must know; none: no proof"
+    )
     parser.add_argument("--listen-fd", type=int, help="echo: an inherited listening socket")
     return parser
 

@@ -2,9 +2,13 @@
 
 Rules of this file: how bytes go to and fro; no statistics. A request is one letter and a size, and
 every size and every wait is bounded, so that a stranger who finds the port can make nobody allocate
-or hang. The partner is slowed by its own node's fault, as any of its work is.
+or hang. Where there is a fleet's secret, both ends prove that they know it before anything else,
+the caller first: a stranger learns nothing, occupies nobody, and cannot pose as a slow partner. The
+partner is slowed by its own node's fault, as any of its work is.
 """
 
+import hmac
+import secrets
 import socket
 import struct
 import time
@@ -110,16 +114,79 @@ class Ends:
         return array.data.cast("B")[:size]
 
 
-def connect(host: str, port: int) -> Ends:
-    """Call a partner; raises OSError if nobody answers."""
-    return Ends(socket.create_connection((host, port), timeout=IDLE_S))
+class Stranger(PermissionError):
+    """The other end does not know the fleet's secret."""
 
 
-def echo(listener: socket.socket, slow: SlowCompute) -> None:
-    """Serve one caller, then return; raises OSError if nobody calls or the caller goes silent.
+def prove(sock: socket.socket, secret: bytes, *, calls: bool) -> None:
+    """Prove to the other end that this one knows the secret, and have it prove the same.
+
+    Each proof is HMAC-SHA256 over the side and both ends' fresh challenges, so neither can be
+    played back, to the same end or to the other.
+
+    Raises:
+        Stranger: the other end could not.
+        OSError: it went away, or was silent too long.
+    """
+    sock.settimeout(IDLE_S)
+    own = secrets.token_bytes(_CHALLENGE_BYTES)
+    sock.sendall(own)
+    other = _exactly(sock, _CHALLENGE_BYTES)
+    both = own + other if calls else other + own
+    proofs = {side: hmac.digest(secret, b"probe " + side + both, "sha256") for side in _SIDES}
+    mine, theirs = _SIDES if calls else _SIDES[::-1]
+    if calls:
+        sock.sendall(proofs[mine])
+    if not hmac.compare_digest(_exactly(sock, len(proofs[theirs])), proofs[theirs]):
+        raise Stranger("the other end does not know the fleet's secret")
+    if not calls:
+        sock.sendall(proofs[mine])
+
+
+_CHALLENGE_BYTES: Final = 32
+_SIDES: Final = (b"caller", b"partner")
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        part = sock.recv(size - len(found))
+        if not part:
+            raise ConnectionResetError("the other end hung up before it had proved itself")
+        found += part
+    return bytes(found)
+
+
+def connect(host: str, port: int, secret: bytes | None = None) -> Ends:
+    """Call a partner.
+
+    Raises:
+        Stranger: it does not know the secret.
+        OSError: nobody answers.
+    """
+    sock = socket.create_connection((host, port), timeout=IDLE_S)
+    try:
+        if secret is not None:
+            prove(sock, secret, calls=True)
+    except OSError:
+        sock.close()
+        raise
+    return Ends(sock)
+
+
+def echo(listener: socket.socket, slow: SlowCompute, secret: bytes | None = None) -> None:
+    """Serve one caller, then return; a stranger is hung up on.
 
     A listener that was made non-blocking stays so: the description is shared with its owner.
+
+    Raises:
+        OSError: nobody calls, or the caller goes silent.
     """
     listener.settimeout(IDLE_S)
     with listener.accept()[0] as sock:
+        if secret is not None:
+            try:
+                prove(sock, secret, calls=False)
+            except OSError:  # its affair: this end did its part, and is free for the next
+                return
         Ends(sock).serve(slow)

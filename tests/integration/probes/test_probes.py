@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import pytest
 
 from worker.faults import SlowCompute, set_fault
 from worker.probes import collective, link, sampling, wire
+from worker.sweeper import ProbePort
 
 ALONE = {
     "compute": {"gemm_gflops_best", "gemm_gflops_median", "gemm_gflops_cv"},
@@ -166,6 +169,58 @@ def test_a_stranger_at_the_partners_port_gets_nothing(noise: bytes) -> None:
             assert sock.recv(1) == b""
         thread.join(10)
         assert not thread.is_alive()
+
+
+SECRET = b"a secret of the whole fleet"
+
+
+@pytest.mark.parametrize("said", [bytes(64), b"o\x00\x10\x00\x00" + bytes(59), b""])
+def test_a_caller_that_does_not_know_the_secret_is_hung_up_on(said: bytes) -> None:
+    """Without the proof nothing is served, whatever is said, and the partner is free at once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=wire.echo, args=(listener, SlowCompute(None), SECRET))
+        thread.start()
+        with socket.create_connection(listener.getsockname()) as sock:
+            sock.settimeout(10)
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+            assert len(sock.recv(100)) == 32, "a challenge"
+            with suppress(ConnectionResetError):
+                assert sock.recv(100) == b"", "and nothing besides"
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_partner_that_does_not_know_the_secret_is_refused() -> None:
+    """A stranger at a partner's address cannot play a slow link: its proof is asked for as well."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pose() -> None:
+            with listener.accept()[0] as sock:
+                challenge = sock.recv(32)
+                sock.sendall(challenge)  # the caller's own challenge, played back
+                sock.sendall(sock.recv(32))  # and its own proof
+
+        thread = threading.Thread(target=pose)
+        thread.start()
+        with pytest.raises(wire.Stranger):
+            wire.connect(*listener.getsockname()[:2], SECRET)
+        thread.join(10)
+
+
+async def test_a_port_serves_a_caller_after_a_stranger(tmp_path: Path) -> None:
+    """The agent's port turns a stranger away and measures with the node that comes next."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+    async with ProbePort.open("127.0.0.1", secret) as port:
+        stranger = socket.create_connection(("127.0.0.1", port.port))
+        stranger.sendall(bytes(64))
+        command = ["--probe", "link", "--port", str(port.port), "--budget-s", "0.1", "--json"]
+        done = await anyio.to_thread.run_sync(run, *command, "--secret-file", str(secret))
+        stranger.close()
+
+    assert done.returncode == 0, done.stderr
+    assert TOGETHER["link"] <= set(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_sums_are_right_on_both_ends() -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 import anyio
 import psutil
@@ -98,7 +99,7 @@ async def test_a_round_that_cannot_be_measured_is_stated_as_failed(
     """The fact of a round always comes: with a reason, and without numbers."""
     stated: list[e.AnyEvent] = []
 
-    await Sweeper(stated.append).run(sweep, name)
+    await Sweeper(stated.append, Path("secret")).run(sweep, name)
 
     (finished,) = stated
     assert isinstance(finished, e.SweepRoundFinished)
