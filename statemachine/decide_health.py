@@ -7,7 +7,7 @@ from statemachine.evolve_health import is_new_entry
 from statemachine.evolve_nodes import QUALIFY
 from statemachine.ids import NodeId, SweepId
 from statemachine.lifecycle import NodeState
-from statemachine.planning import is_engaged
+from statemachine.planning import because, is_engaged
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Node, Sweep, is_harmful
 from statemachine.sweep import PAIR, REFERENCE, SOLO, baseline_of, judge_sweep, should_retire
@@ -73,17 +73,23 @@ def _place_leaver(node: Node, now_ms: int, policy: Policy) -> Decision:
 
 def _drain(node: Node) -> Decision:
     reason = node.drained_by or f"drained by {node.wanted_out_by}"
-    drained = e.NodeDrained(node=node.node, incarnation=node.incarnation, reason=reason)
+    drained = e.NodeDrained(
+        node=node.node, incarnation=node.incarnation, reason=reason, evidence=because(node)
+    )
     return Decision((drained,), f"{node.node}: {reason}")
 
 
 def _pool(node: Node, reason: str) -> Decision:
-    pooled = e.NodePooled(node=node.node, incarnation=node.incarnation, reason=reason)
+    pooled = e.NodePooled(
+        node=node.node, incarnation=node.incarnation, reason=reason, evidence=because(node)
+    )
     return Decision((pooled,), f"{node.node}: {reason}")
 
 
 def _retire(node: Node, reason: str) -> Decision:
-    retired = e.NodeRetired(node=node.node, incarnation=node.incarnation, reason=reason)
+    retired = e.NodeRetired(
+        node=node.node, incarnation=node.incarnation, reason=reason, evidence=because(node)
+    )
     return Decision((retired,), f"{node.node}: {reason}")
 
 
@@ -91,7 +97,9 @@ def _quarantine(node: Node, reason: str, now_ms: int, policy: Policy) -> Decisio
     """Into quarantine, or out of the fleet for good if it enters once too often."""
     if is_new_entry(node) and should_retire(node.quarantined_at_ms, now_ms, policy.sweep):
         return _retire(node, f"entry {len(node.quarantined_at_ms) + 1} into quarantine: {reason}")
-    event = e.NodeQuarantined(node=node.node, incarnation=node.incarnation, reason=reason)
+    event = e.NodeQuarantined(
+        node=node.node, incarnation=node.incarnation, reason=reason, evidence=because(node)
+    )
     return Decision((event,), f"{node.node}: {reason}")
 
 
@@ -212,13 +220,15 @@ def _after_sweep(
     """
     reason = f"sweep {finished.sweep} {finished.outcome}: {finished.reason}"
     if finished.outcome is e.SweepOutcome.PASSED:
-        return _certificate(sweep, node, now_ms, policy)
+        return _certificate(sweep, node, now_ms, policy, f"sweep {finished.sweep} passed")
     if finished.outcome is e.SweepOutcome.FAILED or node.quarantine:
         return _quarantine(node, reason, now_ms, policy).events[0]
     return (_drain(node) if node.drained_by else _pool(node, reason)).events[0]
 
 
-def _certificate(sweep: Sweep, node: Node, now_ms: int, policy: Policy) -> e.CertificateIssued:
+def _certificate(
+    sweep: Sweep, node: Node, now_ms: int, policy: Policy, reason: str
+) -> e.CertificateIssued:
     numbers: dict[str, float] = {}
     for finished_round in sweep.rounds:
         if finished_round.round != REFERENCE:
@@ -229,6 +239,7 @@ def _certificate(sweep: Sweep, node: Node, now_ms: int, policy: Policy) -> e.Cer
         incarnation=node.incarnation,
         measurements=dict(sorted(numbers.items())),
         expires_at_ms=now_ms + round(policy.sweep.certificate_ttl_s * 1000),
+        reason=reason,
     )
 
 

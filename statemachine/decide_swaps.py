@@ -7,7 +7,7 @@ from statemachine.evolve_health import withheld_mark
 from statemachine.ids import NodeId
 from statemachine.lifecycle import NodeState
 from statemachine.parts import brief
-from statemachine.planning import budget_left, change_of, open_jobs, plan_of, why_out
+from statemachine.planning import because, budget_left, change_of, open_jobs, plan_of, why_out
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node, Transition, is_harmful
 
@@ -88,6 +88,7 @@ def withhold_acts(state: FleetState, now_ms: int, policy: Policy) -> Decision | 
             act=f"swap slot {node.slot} to {joiner}",
             cause=cause,
             reason=reason,
+            evidence=because(node),
         )
         return Decision((event,), f"{name}: {event.act} withheld ({cause}): {reason}")
     return None

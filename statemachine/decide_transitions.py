@@ -6,7 +6,7 @@ from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Epoch, NodeId, Slot
 from statemachine.lifecycle import Phase
 from statemachine.parts import brief, commit_in_parts
-from statemachine.planning import abort_of, open_jobs, why_out
+from statemachine.planning import abort_of, because, open_jobs, why_out
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Transition, is_harmful
 from statemachine.transition import planned_handovers, resume_point, target_members
@@ -34,13 +34,16 @@ def _advance_preparing(
 ) -> Decision | None:
     if pending.gone:
         gone = tuple(sorted(pending.gone))
-        return abort_of(job, pending, f"{brief(gone, ', ')} went away while preparing", gone)
+        reason = f"{brief(gone, ', ')} went away while preparing"
+        known = [state.nodes[name] for name in gone if name in state.nodes]
+        return abort_of(job, pending, reason, gone, evidence=because(*known))
     unwanted = _no_longer_wanted(state, pending, policy)
     if unwanted:
         return abort_of(job, pending, f"no reason is left to take {brief(unwanted, ', ')} out")
     unfit = [c.joiner for c in pending.plan.changes if _is_unfit(state, c.joiner)]
     if unfit:
-        return abort_of(job, pending, f"{brief(unfit, ', ')} may not take a slot any more")
+        reason = f"{brief(unfit, ', ')} may not take a slot any more"
+        return abort_of(job, pending, reason, evidence=because(*(state.nodes[n] for n in unfit)))
     if pending.refused and pending.plan.motive is not e.Motive.UNPLANNED:
         first = pending.refused[0]
         reason = f"{first.node} refused: {first.reason}"

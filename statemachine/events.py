@@ -339,6 +339,7 @@ class ActWithheld(Event, frozen=True, tag=True):
     act: str
     cause: str
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 # --- transitions ------------------------------------------------------------------------------
@@ -526,6 +527,7 @@ class TransitionAborted(Event, frozen=True, tag=True):
     blockers: tuple[NodeId, ...] = ()
     retry_after_ms: int = 0
     stalls: bool = False
+    evidence: tuple[Position, ...] = ()
 
 
 class StepResumed(Event, frozen=True, tag=True):
@@ -550,6 +552,7 @@ class NodeQuarantined(Event, frozen=True, tag=True):
     node: NodeId
     incarnation: Incarnation
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 class NodeDrained(Event, frozen=True, tag=True):
@@ -558,6 +561,7 @@ class NodeDrained(Event, frozen=True, tag=True):
     node: NodeId
     incarnation: Incarnation
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 class NodePooled(Event, frozen=True, tag=True):
@@ -566,6 +570,7 @@ class NodePooled(Event, frozen=True, tag=True):
     node: NodeId
     incarnation: Incarnation
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 class NodeRetired(Event, frozen=True, tag=True):
@@ -574,6 +579,7 @@ class NodeRetired(Event, frozen=True, tag=True):
     node: NodeId
     incarnation: Incarnation
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 class SweepRequested(Event, frozen=True, tag=True):
@@ -635,6 +641,7 @@ class CertificateIssued(Event, frozen=True, tag=True):
     measurements: dict[str, float]
     expires_at_ms: int
     versions: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
 
 
 class RemedyRequested(Event, frozen=True, tag=True):

@@ -7,7 +7,8 @@ from statemachine import parts
 from statemachine.choose import Choice
 from statemachine.decision import Decision
 from statemachine.evolve_transitions import required_of
-from statemachine.ids import Incarnation, NodeId, Slot, TransitionId
+from statemachine.ids import Incarnation, NodeId, Position, Slot, TransitionId
+from statemachine.indexes import AWAY_STATES
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node, Transition, is_harmful
@@ -77,6 +78,7 @@ def abort_of(
     *,
     retry_after_s: float = 0.0,
     stalls: bool = False,
+    evidence: tuple[Position, ...] = (),
 ) -> Decision:
     """Give a transition up before its commit; the next attempt waits `retry_after_s`."""
     event = e.TransitionAborted(
@@ -86,8 +88,24 @@ def abort_of(
         blockers=blockers[: parts.LISTED_MAX],
         retry_after_ms=round(retry_after_s * 1000),
         stalls=stalls,
+        evidence=evidence,
     )
     return Decision((event,), reason)
+
+
+def because(*nodes: Node) -> tuple[Position, ...]:
+    """Where the log says why something is decided about these nodes: what an operator wanted, the
+    verdict, or the end of a life; for `explain`.
+    """
+    found: set[Position] = set()
+    for node in nodes:
+        if node.wanted_out:
+            found.add(node.wanted_position)
+        if is_harmful(node.verdict):
+            found.add(node.verdict_position)
+        if node.state in AWAY_STATES:
+            found.add(node.ended_position)
+    return parts.evidence(sorted(found - {0}))
 
 
 def is_engaged(job: Job | None, node: Node) -> bool:
