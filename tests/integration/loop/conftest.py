@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from statemachine import events as e
-from tests.integration.loop.core_fleet import JOB, SCRIPT, CoreFleet
+from tests.integration.loop.core_fleet import JOB, SCRIPT, CoreFleet, Machine
 from tests.integration.loop.zygote import Zygote
 
 SAMPLED = {
@@ -56,6 +56,7 @@ async def launch(zygote: Any, tmp_path: Path) -> AsyncIterator[Launch]:
         extra: list[str] | None = None,
         knobs: dict[str, Any] | None = None,
         script: Path = SCRIPT,
+        machines: dict[str, Machine] | None = None,
     ) -> CoreFleet:
         folder = tmp_path / f"fleet{len(fleets)}"
         folder.mkdir()
@@ -64,6 +65,7 @@ async def launch(zygote: Any, tmp_path: Path) -> AsyncIterator[Launch]:
         )
         fleet = CoreFleet(zygote, folder, declared, extra or [], script)
         fleets.append(fleet)
+        fleet.machines = machines or {}
         if knobs:
             fleet.say(e.PolicyChanged(version=1, knobs=knobs, by="test"))
         fleet.say(fleet.declared)

@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from statemachine import events as e
 from statemachine import messages as m
@@ -34,12 +34,22 @@ from statemachine.participant import (
 )
 from statemachine.state import FleetState
 from statemachine.topology import desired_of, orders_of
+from worker.agent_abort import AbortWatch
 from worker.channel import AgentChannel, ChannelClosed, open_pair
 from worker.diary import STEPS_VARIABLE
 from worker.faultpoints import FAULTPOINTS_VARIABLE, Act, arm, reached
 
 SCRIPT = Path(__file__).with_name("train_tiny.py")
 JOB = JobId("tiny")
+
+
+class Machine(NamedTuple):
+    """Where a training process runs: a network namespace (by file; none: that of the tests) and the
+    address that it has there.
+    """
+
+    host: str = "127.0.0.1"
+    namespace: str = ""
 
 
 class PlayedNode:
@@ -54,6 +64,13 @@ class PlayedNode:
         self.faults = Path()
         self.diary = Path()
         self.finished = False
+        self.watch: AbortWatch | None = None
+        self.killed_for = ""
+
+    def kill(self, reason: str) -> None:
+        """End its training process, as its agent does to one that does not leave a collective."""
+        self.killed_for = f"killed: it {reason}"
+        self.process.signal(signal.SIGKILL)
 
     def steps(self) -> list[dict[str, Any]]:
         """The steps that this node committed, as it noted them."""
@@ -88,6 +105,8 @@ class CoreFleet:
         self.held: list[e.AnyEvent] = []
         self.records = True
         """Whether nodes record their first step, each in a folder of its own."""
+        self.machines: dict[str, Machine] = {}
+        """Where a node runs, if not in the network that all share."""
         self.fault: Exception | None = None
         self.stopped = False
 
@@ -129,16 +148,19 @@ class CoreFleet:
             record = self.state.nodes.get(node.name)
             if record is None or record.incarnation != node.incarnation:
                 continue
+            was_member = node.me.member
             node.me, told = on_desired(node.me, desired)
             node.me, more = on_orders(node.me, orders_of(self.state, record))
-            self._perform(node, (*told, *more))
+            self._perform(node, (*told, *more), was_member)
 
-    def _perform(self, node: PlayedNode, told: tuple[Instruction, ...]) -> None:
+    def _perform(self, node: PlayedNode, told: tuple[Instruction, ...], was_member: bool) -> None:
         for instruction in told:
             match instruction:
                 case Tell(message):
                     if node.channel is not None:
                         node.channel.send(message)
+                    if node.watch is not None:
+                        node.watch.told(message, was_member=was_member)
                 case Submit(event):
                     self.say(event)
                 case RunRound():
@@ -147,7 +169,8 @@ class CoreFleet:
     # --- nodes --------------------------------------------------------------------------------
 
     async def start(self, name: str, incarnation: int = 1) -> PlayedNode:
-        """Start one node's training process."""
+        """Start one node's training process, on the machine that is its own if it has one."""
+        machine = self.machines.get(name, Machine())
         node = PlayedNode(name, incarnation)
         channel, theirs = await open_pair()
         node.channel = channel
@@ -159,21 +182,25 @@ class CoreFleet:
             {FAULTPOINTS_VARIABLE: str(node.faults), STEPS_VARIABLE: str(node.diary)},
             self.folder / f"{name}.{incarnation}.log",
             theirs.fileno(),
+            namespace=machine.namespace,
         )
         theirs.close()
         self.nodes[name] = node
-        self.say(e.NodeJoined(node=node.name, incarnation=node.incarnation, host="127.0.0.1"))
+        node.watch = AbortWatch(self.state.policy.abort_deadline_s, node.kill)
+        self.say(e.NodeJoined(node=node.name, incarnation=node.incarnation, host=machine.host))
         channel.send(
             m.Hello(
                 node=node.name,
                 incarnation=node.incarnation,
                 declared=self.declared,
                 secret_path=str(self.secret),
+                host=machine.host,
                 recordings=str(self.folder / "recordings" / name) if self.records else "",
                 patience=m.Patience(
                     wait_floor_s=self.state.policy.wait_floor_s,
                     wait_steps=self.state.policy.wait_steps,
                     silence_s=self.state.policy.silence_s,
+                    hang_deadline_s=self.state.policy.hang_deadline_s,
                 ),
             )
         )
@@ -186,8 +213,11 @@ class CoreFleet:
         try:
             while True:
                 said = await node.channel.receive()
+                if node.watch is not None:
+                    node.watch.said(said)
+                was_member = node.me.member
                 node.me, told = on_message(node.me, said)
-                self._perform(node, told)
+                self._perform(node, told, was_member)
                 node.finished = node.finished or isinstance(said, m.Finished)
                 if isinstance(said, m.Ready):
                     self._tell_all()
@@ -200,12 +230,19 @@ class CoreFleet:
 
     def _ended(self, node: PlayedNode) -> None:
         self.changed.set()
+        if node.watch is not None:
+            node.watch.disarm()
         if node.finished or node.me.stopped or not self.agents_tell:
             return  # it was to end
         if self.nodes.get(node.name) is not node:
             return
         self.say(
-            e.WorkerExited(node=node.name, incarnation=node.incarnation, job=JOB, reason="it ended")
+            e.WorkerExited(
+                node=node.name,
+                incarnation=node.incarnation,
+                job=JOB,
+                reason=node.killed_for or "it ended",
+            )
         )
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:

@@ -89,3 +89,32 @@ async def test_a_stalled_rank_that_lives_is_not_lost(
     assert not fleet.lost(), fleet.story()
     assert digest == expected_digest
     assert len(fleet.events(e.TransitionPlanned)) == 1, fleet.log[began:]
+
+
+HANG = {"hang_deadline_s": 2.0, "abort_deadline_s": 1.0, "silence_s": 1.0}
+
+
+@pytest.mark.parametrize("act", [Act.HOLD, Act.STOP], ids=["its training thread", "all of it"])
+async def test_a_rank_that_hangs_is_replaced_at_a_deadline(
+    launch: Launch, calm: Callable[..., Any], act: Act
+) -> None:
+    """A rank whose process answers while its training thread hangs, or that froze before it ever
+    answered a peer, is told to park with everybody when the deadline is over, and killed for not
+    doing so; only it is lost.
+    """
+    fleet = await launch(
+        nodes=3, standbys=1, steps=STEPS, extra=EXTRA, knobs=HANG | {"wait_floor_s": 30.0}
+    )
+    await fleet.until("a standby is warm", lambda: bool(fleet.warm()) and fleet.idle())
+    fleet.arm("n1", ["step.begin"], act)
+    await fleet.until("it hangs", lambda: fleet.met("n1"))
+    await fleet.until("it is lost", lambda: fleet.lost() == ["n1"])
+    await fleet.until("the job runs again", lambda: fleet.idle() and fleet.holder(1) == "n3")
+    digest = await fleet.digest()
+    expected_digest, _ = await calm(3, STEPS, extra=EXTRA[2:])
+
+    assert digest == expected_digest, fleet.story()
+    assert fleet.lost() == ["n1"], fleet.story()
+    assert "timed out" in fleet.events(e.GroupBroken)[0].event.cause
+    (exited,) = fleet.events(e.WorkerExited)
+    assert "did not leave its collectives" in exited.event.reason, exited

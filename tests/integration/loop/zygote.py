@@ -6,6 +6,7 @@ Nothing is computed before the fork, so that no thread of torch is lost in it.
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import runpy
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
+_CLONE_NEWNET = 0x40000000
 EXAMPLES = ROOT / "examples"
 
 
@@ -66,7 +68,7 @@ class Zygote:
                 pass_fds=(number,),
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{EXAMPLES}"},
             )
-        self._sock.settimeout(60.0)
+        self._sock.settimeout(180.0)
         assert self._sock.recv(16) == b"loaded", "the zygote did not load"
 
     def fork(
@@ -76,13 +78,19 @@ class Zygote:
         environment: dict[str, str],
         log: Path,
         fd: int,
+        *,
+        namespace: str = "",
     ) -> Forked:
-        """Run `script` in a fork; `fd` keeps its number's meaning under CHANGEOVER_AGENT_FD."""
+        """Run `script` in a fork; `fd` keeps its number's meaning under CHANGEOVER_AGENT_FD.
+
+        `namespace` is the file of a network namespace to run in.
+        """
         order = {
             "script": str(script),
             "arguments": list(arguments),
             "environment": environment,
             "log": str(log),
+            "namespace": namespace,
         }
         socket.send_fds(self._sock, [json.dumps(order).encode()], [fd])
         return Forked(int(self._sock.recv(16)))
@@ -114,6 +122,14 @@ def _serve(sock: socket.socket) -> None:
         sock.send(str(pid).encode())
 
 
+def _enter(namespace: str) -> None:
+    """Move this process into a network namespace (setns; the standard library has it from 3.12)."""
+    entered = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    if ctypes.CDLL(None, use_errno=True).setns(entered, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+    os.close(entered)
+
+
 def _become(order: dict[str, Any], fd: int) -> None:
     """Be the training process, to its end."""
     code = 1
@@ -123,6 +139,8 @@ def _become(order: dict[str, Any], fd: int) -> None:
         output = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        if order["namespace"]:
+            _enter(order["namespace"])
         os.environ.update(order["environment"], CHANGEOVER_AGENT_FD=str(fd))
         sys.argv = [order["script"], *order["arguments"]]
         sys.path[0] = str(Path(order["script"]).parent)
