@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -15,6 +15,10 @@ from statemachine.evolve import evolve
 from statemachine.ids import Incarnation, NodeId, Slot
 from statemachine.state import FleetState
 from tests.simulation.agents import JOB, TTL_S, ScriptedNode
+from tests.simulation.link import Link
+
+if TYPE_CHECKING:
+    from controlplane.eventlog.store import Store
 
 WAIT_S = 20.0
 E = TypeVar("E", bound=e.Event)
@@ -30,6 +34,10 @@ class Fleet:
         self.rejoins = False
         """Whether nodes that were fenced join anew."""
         self.nodes: dict[str, ScriptedNode] = {}
+        self.links: dict[str, Link] = {}
+        """How each participant reaches the store, by name."""
+        self.leading: set[str] = set()
+        """Controllers whose term is not over."""
         self.state = FleetState()
         self.recorded: list[e.Recorded] = []
         self._group = group
@@ -43,8 +51,9 @@ class Fleet:
         self, name: str, knobs: dict[str, object] | None = None, ttl_s: float = TTL_S
     ) -> Term:
         """Have a controller campaign and lead; returns once it leads."""
-        leadership = await self.log.campaign(name, ttl_s)
-        term = Term(self.log, leadership, clock_ms=self.clock_ms, knobs=knobs)
+        log = self._log_of(name)
+        leadership = await log.campaign(name, ttl_s)
+        term = Term(log, leadership, clock_ms=self.clock_ms, knobs=knobs)
         scope = self._scopes[name] = anyio.CancelScope()
 
         async def lead() -> None:
@@ -53,10 +62,18 @@ class Fleet:
                     await term.run()
                 except* Deposed:
                     pass
+                finally:
+                    self.leading.discard(name)
 
         self._group.start_soon(lead)
+        self.leading.add(name)
         await term.leading.wait()
         return term
+
+    def _log_of(self, name: str) -> EventLog:
+        """The log as one participant reaches it; whoever starts anew has a way that is whole."""
+        link = self.links[name] = Link(self.log.store, name)
+        return EventLog(cast("Store", link), self.log.fleet)
 
     def kill_controller(self, name: str) -> None:
         """End a controller at once; its leadership stays until its lease ends."""
@@ -66,7 +83,8 @@ class Fleet:
 
     async def start_node(self, name: str) -> ScriptedNode:
         """Have a node join; returns once it did."""
-        node = ScriptedNode(self.log, NodeId(name), next(self._ports), rejoins=self.rejoins)
+        log = self._log_of(name)
+        node = ScriptedNode(log, NodeId(name), next(self._ports), rejoins=self.rejoins)
         self.nodes[name] = node
         self._group.start_soon(node.run)
         await node.joined.wait()

@@ -1,9 +1,11 @@
 """The shells under random faults on virtual time: never unsafe, and once healed, back to work.
 
-A run draws its faults from one seed: nodes and controllers killed, watches dropped and silenced,
-calls refused, answers lost, nodes drained and given back. At every event the log must be safe; when
-the faults end the fleet must converge: every slot held by a live node that trains, nothing pending,
-the projected keys as the fold asks. A failure prints its seed: `pytest -k 'seed-7'` repeats it.
+A run draws its faults from one seed: nodes and controllers killed, frozen past their lease and let
+go on, cut off from the store, slowed down; watches dropped and silenced, calls refused, answers
+lost, requests doubled, history compacted, leases ended, nodes drained, accused, swept and given
+back. At every event the log must be safe; when the faults end the fleet must converge within
+`CONVERGED_WITHIN_S`: every slot held by a live node that trains, nothing pending, the projected
+keys as the fold asks. A failure prints its seed: `pytest -k 'seed-7'` repeats it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ SEEDS_OF_A_SOAK = range(16, 1000)
 SLOTS = 4
 NODES = 7
 FAULTS = 25
+CONVERGED_WITHIN_S = 120.0
+"""Virtual seconds after the last fault in which every slot is held again and nothing is pending:
+twice the longest chain of deadlines (a commit nobody answers, a retry, a sweep that times out)."""
 KNOBS: dict[str, object] = {"launch_patience_s": 5.0, "retry_cooldown_s": 0.5}
 
 
@@ -68,8 +73,14 @@ class Chaos:
         self._controllers += 1
         self._term = await self.fleet.start_controller(self._leading, KNOBS)
 
+    async def succeed(self) -> None:
+        """Have another controller lead if the last one gave up, as a supervisor would."""
+        if self._leading not in self.fleet.leading:
+            await self.new_controller()
+
     async def hurt(self) -> None:
         """Do one random harm, then let a random time pass."""
+        await self.succeed()
         harms = (
             self._kill_node,
             self._kill_node,
@@ -86,6 +97,13 @@ class Chaos:
             self._accuse,
             self._mute,
             self._sweep,
+            self._freeze_node,
+            self._freeze_controller,
+            self._cut_off_a_node,
+            self._cut_off_the_controller,
+            self._slow_somebody,
+            self._double,
+            self._compact,
         )
         harm = self._random.choice(harms)
         self.story.append(f"{anyio.current_time():8.2f} {harm.__name__}")
@@ -99,7 +117,10 @@ class Chaos:
         faults.refuse_calls = faults.lose_answers = faults.lose_requests = 0
         faults.black_hole = False
         self._store.drop_watches()
+        for name in sorted(self.fleet.links):
+            self.fleet.links[name].heal()
         await anyio.sleep(5.0)
+        await self.succeed()
         for name in sorted(self.fleet.nodes):
             self.fleet.nodes[name].unmute()
             if self.fleet.nodes[name].ended.is_set():
@@ -190,6 +211,59 @@ class Chaos:
     async def _sweep(self) -> None:
         await self.fleet.act(e.SweepAsked(node=NodeId(self._pick(self._up) or "n0"), by="op"))
 
+    def _somebody(self) -> str:
+        return self._random.choice([*filter(self._up, sorted(self.fleet.nodes)), self._leading])
+
+    async def _freeze_node(self) -> None:
+        """Stop an agent's word for a while, perhaps past its lease, and let it go on."""
+        await self._freeze(self._pick(self._up) or "n0", (0.3, 1.5, 4.0))
+
+    async def _freeze_controller(self) -> None:
+        """Stop the leader past its lease; it goes on as a ghost beside its successor."""
+        ghost = self._leading
+        self.fleet.links[ghost].freeze()
+        await self.new_controller()
+        self.story[-1] += f" {ghost}"
+        self.fleet.links[ghost].thaw()
+
+    async def _freeze(self, name: str, spans: tuple[float, ...]) -> None:
+        link, span_s = self.fleet.links[name], self._random.choice(spans)
+        self.story[-1] += f" {name} for {span_s} s"
+        link.freeze()
+        await anyio.sleep(span_s)
+        link.thaw()
+
+    async def _cut_off_a_node(self) -> None:
+        """Cut a node off from the store for a while; its peers still see it."""
+        await self._cut_off(self._pick(self._up) or "n0")
+
+    async def _cut_off_the_controller(self) -> None:
+        """Cut the leader off; if that is for long, it loses the leadership."""
+        await self._cut_off(self._leading)
+
+    async def _cut_off(self, name: str) -> None:
+        link, span_s = self.fleet.links[name], self._random.choice((0.2, 1.0, 4.0))
+        self.story[-1] += f" {name} for {span_s} s"
+        link.cut = True
+        await anyio.sleep(span_s)
+        link.cut = False
+
+    async def _slow_somebody(self) -> None:
+        """Have every word of somebody take a while, until the faults end."""
+        name = self._somebody()
+        self.fleet.links[name].delay_s_max = self._random.choice((0.01, 0.1))
+        self.story[-1] += f" {name}"
+
+    async def _double(self) -> None:
+        """Let the next transactions of somebody arrive twice."""
+        name = self._somebody()
+        self.fleet.links[name].doubled = self._random.randint(1, 20)
+        self.story[-1] += f" {name}"
+
+    async def _compact(self) -> None:
+        """Have the store forget its history up to now."""
+        await self._store.compact((await self._store.server_info()).revision)
+
     async def _expire_lease(self) -> None:
         """End a live node's lease at the store; the node takes its key again, or is lost."""
         name = self._pick(self._up)
@@ -246,7 +320,7 @@ def chaos(seed: int, store: MemoryStore) -> Scenario:
             for _ in range(FAULTS):
                 await run.hurt()
             await run.heal()
-            await fleet.until(settled, "convergence", within_s=120.0)
+            await fleet.until(settled, "convergence", within_s=CONVERGED_WITHIN_S)
             await fleet.until(lambda _: trains(fleet), "every holder trains", within_s=30.0)
             await fleet.until(quiet, "rest", within_s=120.0)
             await anyio.sleep(1.0)
