@@ -213,6 +213,8 @@ def _committed(before: FleetState, commit: e.TransitionCommitted) -> Found:
         node, ack = before.nodes.get(name), pending.prepared.get(name)
         if ack is None:
             yield 13, f"t{commit.transition} commits without {name}"
+        elif ack.transition != commit.transition:
+            yield 13, f"t{commit.transition} commits by what {name} said of t{ack.transition}"
         elif node is None or before.current(name, ack.incarnation) is None:
             yield (
                 13,

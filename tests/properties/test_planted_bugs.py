@@ -22,9 +22,9 @@ from statemachine import (
 )
 from statemachine import events as e
 from statemachine.errors import InvariantBroken
-from statemachine.ids import NodeId, Slot
+from statemachine.ids import JobId, NodeId, Slot
 from statemachine.layout import Layout
-from statemachine.state import FleetState, Node, Transition
+from statemachine.state import FleetState, Job, Node, Transition
 from statemachine.topology import Desired
 from statemachine.transition import Resume, resume_point
 from tests.properties.test_any_order import play
@@ -105,6 +105,16 @@ def believes_ghosts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(import_module("statemachine.evolve"), "_FOLDERS", {})
 
 
+def guards_no_epoch(patch: pytest.MonkeyPatch) -> None:
+    """What is said of any transition counts for the one that is pending."""
+
+    def pending_of(fleet: FleetState, name: JobId, _: int) -> tuple[Job, Transition] | None:
+        job = fleet.jobs.get(name)
+        return None if job is None or job.pending is None else (job, job.pending)
+
+    patch.setattr(evolve_transitions, "_pending", pending_of)
+
+
 def leaves_the_leaver_behind(patch: pytest.MonkeyPatch) -> None:
     """A leaver whose transition was replaced is never told that it holds no slot."""
     on_desired = participant.on_desired
@@ -152,6 +162,7 @@ def by_seeds() -> None:
         (answers_for_the_dead, by_orders_of_losses),
         (forgets_the_epoch, by_orders_of_losses),
         (believes_ghosts, by_seeds),
+        (guards_no_epoch, by_seeds),
         (leaves_the_leaver_behind, by_orders_of_a_switchover),
         (waits_for_ever, by_orders_of_a_drain),
     ],

@@ -7,6 +7,7 @@ been carried out late, one that is cut off may have been carried out or not.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -35,12 +36,16 @@ class Link:
         self.doubled = 0
         self._store = store
         self._random = random.Random(seed)
+        self._hears = False
         self._thawed = anyio.Event()
         self._thawed.set()
 
-    def freeze(self) -> None:
-        """Hold everything that is under way, and what is said from now on."""
+    def freeze(self, *, hears: bool = False) -> None:
+        """Hold everything that is under way, and what is said from now on; who `hears` still reads
+        and watches.
+        """
         self._thawed = anyio.Event()
+        self._hears = hears
 
     def thaw(self) -> None:
         """Let everything that was held arrive."""
@@ -58,9 +63,9 @@ class Link:
         verb = getattr(self._store, name)
 
         async def call(*arguments: Any, **options: Any) -> Any:
-            await self._pass("asked")
+            await self._pass("asked", heard=name == "range")
             answer = await verb(*arguments, **options)
-            await self._pass("answered")
+            await self._pass("answered", heard=name == "range")
             return answer
 
         return call
@@ -68,7 +73,16 @@ class Link:
     async def txn(
         self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()
     ) -> TxnResult:
-        """A transaction; one that arrives twice has the answer to the first."""
+        """A transaction; one that arrives twice has the answer to the first. It is on its way, and
+        arrives even if whoever sent it does not wait for it any more.
+        """
+        sent = asyncio.ensure_future(self._carry(compares, success, failure))
+        sent.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(sent)
+
+    async def _carry(
+        self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]
+    ) -> TxnResult:
         await self._pass("asked")
         done = await self._store.txn(compares, success, failure)
         if self.doubled:
@@ -89,20 +103,21 @@ class Link:
     async def _watching(
         self, start: bytes, end: bytes, from_revision: int
     ) -> AsyncIterator[AsyncIterator[WatchBatch]]:
-        await self._pass("asked")
+        await self._pass("asked", heard=True)
         async with self._store.watch(start, end, from_revision) as batches:
             yield self._delivered(batches)
 
     async def _delivered(self, batches: AsyncIterator[WatchBatch]) -> AsyncIterator[WatchBatch]:
         async for batch in batches:
             try:
-                await self._pass("delivered")
+                await self._pass("delivered", heard=True)
             except StoreUnavailable as error:
                 raise WatchLost(str(error)) from error
             yield batch
 
-    async def _pass(self, what: str) -> None:
-        await self._thawed.wait()
+    async def _pass(self, what: str, *, heard: bool = False) -> None:
+        if not (heard and self._hears):
+            await self._thawed.wait()
         if self.delay_s_max:
             await anyio.sleep(self._random.uniform(0.0, self.delay_s_max))
         if self.cut:
