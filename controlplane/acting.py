@@ -14,8 +14,12 @@ from msgspec import Struct
 
 from controlplane.errors import ActRefusedError, NoSuchNode
 from controlplane.eventlog import EventLog
+from controlplane.eventlog.log import OPERATOR_PREFIX
+from controlplane.lines import words_of
 from controlplane.picture import fold_log
 from statemachine import events as e
+from statemachine.codec import decode_event, encode_event
+from statemachine.decide import settle
 from statemachine.evolve import evolve
 from statemachine.ids import NodeId, Position
 from statemachine.state import FleetState
@@ -49,6 +53,7 @@ async def act(log: EventLog, name: str, event: e.AnyEvent, now_ms: int) -> Acted
         ActRefusedError: the state machine refused it.
         StoreUnavailable, OutcomeUnknown.
     """
+    event = decode_event(encode_event(event))  # as it will come back: a list for a tuple
     state = await fold_log(log)
     node = getattr(event, "node", None)
     if node is not None:
@@ -100,3 +105,76 @@ def _raise_if_refused(answer: e.AnyEvent, act: e.AnyEvent) -> None:
         return
     if (answer.node, answer.by) == (getattr(act, "node", ""), getattr(act, "by", "")):
         raise ActRefusedError(f"{answer.act} of {answer.node} is refused: {answer.reason}")
+
+
+# --- looking ahead ----------------------------------------------------------------------------
+
+
+class Foreseen(Struct, frozen=True, kw_only=True):
+    """What the state machine would decide upon an act, as of now; nothing was stated."""
+
+    act: str
+    refused: str
+    """The reason, if it would be refused."""
+    follows: tuple[e.Recorded, ...]
+    policy_version: int
+
+    def as_values(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "act": self.act,
+            "dry_run": True,
+            "refused": self.refused or None,
+            "policy_version": self.policy_version,
+            "follows": [
+                {
+                    "type": type(entry.event).__name__,
+                    "reason": getattr(entry.event, "reason", ""),
+                    "words": words_of(entry.event),
+                    "considered": list(getattr(entry.event, "considered", ())),
+                }
+                for entry in self.follows
+            ],
+        }
+
+    def lines(self, words: str) -> list[str]:
+        """For people."""
+        if self.refused:
+            return [f"{words} would be refused: {self.refused}"]
+        if not self.follows:
+            return [f"{words} would be recorded; nothing would follow at once"]
+        told = [f"{words} would be recorded, and then (policy {self.policy_version}):"]
+        for entry in self.follows:
+            told.append(f"  {type(entry.event).__name__} {words_of(entry.event)}")
+            passed = getattr(entry.event, "considered", ())
+            told += [f"    not chosen: {line}" for line in passed]
+        return told
+
+
+async def foresee(log: EventLog, name: str, event: e.AnyEvent, now_ms: int) -> Foreseen:
+    """Say what would be decided upon an act, and state nothing.
+
+    Raises:
+        NoSuchNode: it is about a node that never joined.
+        StoreUnavailable.
+    """
+    state = await fold_log(log)
+    node = getattr(event, "node", None)
+    if node is not None:
+        known_node(state, node, log.fleet)
+    now_ms = max(now_ms, state.at_ms)
+    entry = e.Recorded(
+        position=Position(state.position + 1),
+        at_ms=now_ms,
+        writer=f"{OPERATOR_PREFIX}{name}",
+        event=event,
+    )
+    settled = settle(evolve(state, entry), now_ms, "dry-run")
+    answers = [r.event for r in settled.recorded if isinstance(r.event, e.ActRefused)]
+    mine = [a.reason for a in answers if (a.node, a.by) == (node, getattr(event, "by", ""))]
+    return Foreseen(
+        act=type(event).__name__,
+        refused=mine[0] if mine else "",
+        follows=settled.recorded,
+        policy_version=settled.state.policy_version,
+    )

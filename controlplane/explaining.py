@@ -1,19 +1,218 @@
-"""The story of a node or a transition: the slice of a log that bears on it, with its evidence.
+"""What, why, what else was considered, what was waited for: a node, a transition or an epoch.
 
-What belongs here: choosing entries. First form: by what events name; the causal slice through
-every position a decision was made from is to come.
+What belongs here: choosing entries of a log and reading from them what its decisions already say.
+No reason is made up here: each stands in an event, and each number in the evidence that the event
+names.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from controlplane.errors import NothingToExplain
+from controlplane.lines import line_of, words_of
 from statemachine import events as e
 from statemachine.ids import Position
+from statemachine.notation import names_in
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """The story of one subject. Each part may be empty; `entries` are what it is told from."""
+
+    subject: str
+    kind: str
+    """``node``, ``transition`` or ``epoch``."""
+    what: tuple[str, ...]
+    why: tuple[str, ...]
+    considered: tuple[str, ...]
+    awaited: tuple[str, ...]
+    entries: tuple[e.Recorded, ...]
+
+    def as_values(self) -> dict[str, Any]:
+        """For `--json`; entries by position, type and words."""
+        return {
+            "subject": self.subject,
+            "kind": self.kind,
+            "what": list(self.what),
+            "why": list(self.why),
+            "considered": list(self.considered),
+            "awaited": list(self.awaited),
+            "entries": [
+                {
+                    "position": entry.position,
+                    "at_ms": entry.at_ms,
+                    "writer": entry.writer,
+                    "type": type(entry.event).__name__,
+                    "words": words_of(entry.event),
+                    "decided_from": entry.decided_from,
+                    "policy_version": entry.policy_version,
+                }
+                for entry in self.entries
+            ],
+        }
+
+    def lines(self) -> list[str]:
+        """For people: the parts that there are, then the entries."""
+        found = []
+        for title, lines in (
+            ("what", self.what),
+            ("why", self.why),
+            ("considered and not chosen", self.considered),
+            ("waited for", self.awaited),
+        ):
+            if lines:
+                found += [title, *(f"  {line}" for line in lines), ""]
+        return [*found, "from the log", *(f"  {line_of(entry)}" for entry in self.entries)]
+
+
+def explain(log: Sequence[e.Recorded], subject: str, fleet: str) -> Explanation:
+    """Explain ``NODE``, ``[JOB/]TRANSITION`` or ``[JOB/]eEPOCH`` from a log.
+
+    Raises:
+        NothingToExplain: the log does not know the subject.
+    """
+    transition, kind = _transition_of(log, subject)
+    entries = story_of(log, transition or subject, fleet)
+    if transition:
+        return _of_transition(entries, subject, kind)
+    return _of_node(entries, subject)
+
+
+def _transition_of(log: Sequence[e.Recorded], subject: str) -> tuple[str, str]:
+    """The transition that a subject means, as ``JOB/NUMBER``; empty if it is a node."""
+    job, _, last = subject.rpartition("/")
+    if last.isdigit():
+        return subject, "transition"
+    if not (last.startswith("e") and last[1:].isdigit()):
+        return "", "node"
+    for recorded in log:
+        event = recorded.event
+        if not isinstance(event, e.TransitionCommitted) or event.epoch != int(last[1:]):
+            continue
+        if not job or event.job == job:
+            return f"{event.job}/{event.transition}", "epoch"
+    return "", "node"  # a node may be called e7
+
+
+def _of_transition(entries: list[e.Recorded], subject: str, kind: str) -> Explanation:
+    plans = [r for r in entries if isinstance(r.event, e.TransitionPlanned)]
+    why, considered = [], []
+    for entry in plans:
+        plan = entry.event
+        assert isinstance(plan, e.TransitionPlanned)
+        why.append(f"{plan.reason} ({_decided(entry)})")
+        why += _evidence_lines(entries, plan.evidence)
+        considered += list(plan.considered)
+    endings = (e.TransitionCommitted, e.TransitionFinished, e.TransitionAborted)
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, endings):
+            why.append(f"{type(event).__name__}: {event.reason} ({_decided(entry)})")
+    return Explanation(
+        subject=subject,
+        kind=kind,
+        what=tuple(words_of(entry.event) for entry in plans),
+        why=tuple(why),
+        considered=tuple(considered),
+        awaited=tuple(_waits(entries)),
+        entries=tuple(entries),
+    )
+
+
+def _decided(entry: e.Recorded) -> str:
+    return f"decided from position {entry.decided_from} under policy {entry.policy_version}"
+
+
+def _evidence_lines(entries: Iterable[e.Recorded], wanted: Iterable[Position]) -> list[str]:
+    positions = set(wanted)
+    return [
+        f"evidence at {entry.position}: {type(entry.event).__name__} {_with_numbers(entry.event)}"
+        for entry in entries
+        if entry.position in positions
+    ]
+
+
+def _with_numbers(event: e.AnyEvent) -> str:
+    """What an event says, with the numbers that spoke for it."""
+    words = words_of(event)
+    if not isinstance(event, e.VerdictIssued):
+        return words
+    numbers = [
+        f"{i.metric} {i.value:.4g} against {i.peers_median:.4g} of {i.peers} peers, score "
+        f"{i.score:.3g}, {i.windows} windows"
+        for i in event.indicators
+    ]
+    return "; ".join([words, *numbers])
+
+
+def _waits(entries: Iterable[e.Recorded]) -> list[str]:
+    """Who answered how long after it was asked, the last one last."""
+    found: list[str] = []
+    asked_ms: int | None = None
+    for entry in entries:
+        event = entry.event
+        match event:
+            case e.TransitionPlanned() | e.TransitionCommitted():
+                asked_ms = entry.at_ms
+            case e.TransitionPrepared() | e.TransitionApplied() if asked_ms is not None:
+                verb = "prepared" if isinstance(event, e.TransitionPrepared) else "applied"
+                found.append(f"{event.node} {verb} after {entry.at_ms - asked_ms} ms")
+            case e.TransitionRefused():
+                found.append(f"{event.node} refused: {event.reason}")
+            case _:
+                pass
+    return found
+
+
+def _of_node(entries: list[e.Recorded], subject: str) -> Explanation:
+    why, considered = [], []
+    moves = (
+        e.NodeLost,
+        e.NodeQuarantined,
+        e.NodeDrained,
+        e.NodePooled,
+        e.NodeRetired,
+        e.WarmupFailed,
+        e.SweepFinished,
+        e.ActRefused,
+        e.ActWithheld,
+        e.VerdictWithdrawn,
+    )
+    for entry in entries:
+        event = entry.event
+        match event:
+            case e.VerdictIssued() if event.node == subject:
+                why.append(f"VerdictIssued {_with_numbers(event)}")
+            case e.TransitionPlanned():
+                why.append(f"t{event.transition}: {event.reason} ({_decided(entry)})")
+                considered += [line for line in event.considered if line.startswith(subject)]
+            case _ if isinstance(event, moves) and event.node == subject:
+                said = f"{type(event).__name__}: {event.reason}"
+                why.append(f"{said} ({_decided(entry)})" if entry.decided_from else said)
+            case _:
+                pass
+    last = next((r for r in reversed(entries) if subject in names_in(r.event)), None)
+    what = f"last heard at position {last.position}: {type(last.event).__name__}" if last else ""
+    return Explanation(
+        subject=subject,
+        kind="node",
+        what=(what,) if what else (),
+        why=tuple(why),
+        considered=tuple(considered),
+        awaited=(),
+        entries=tuple(entries),
+    )
+
+
+# --- choosing entries -------------------------------------------------------------------------
 
 
 def story_of(log: Sequence[e.Recorded], subject: str, fleet: str) -> list[e.Recorded]:
-    """Entries about ``NODE``, ``TRANSITION`` or ``JOB/TRANSITION``, in order.
+    """Entries about ``NODE``, ``TRANSITION`` or ``JOB/TRANSITION``, with their evidence, in order.
 
     Raises:
         NothingToExplain: the log does not know the subject.
@@ -22,7 +221,7 @@ def story_of(log: Sequence[e.Recorded], subject: str, fleet: str) -> list[e.Reco
     if number.isdigit():
         chosen = [r for r in log if _is_of_transition(r.event, job, int(number))]
     else:
-        chosen = [r for r in log if subject in names_of(r.event)]
+        chosen = [r for r in log if subject in names_in(r.event)]
     if not chosen:
         raise NothingToExplain(
             f"fleet {fleet}: the log knows no node or transition {subject!r}; "
@@ -42,12 +241,6 @@ def _evidence(events: Iterable[e.AnyEvent]) -> Iterable[Position]:
         yield from getattr(event, "evidence", ())
 
 
-def names_of(event: e.AnyEvent) -> set[str]:
-    """Nodes that an event names."""
-    plain: Any = event
-    names = {getattr(plain, field, "") for field in ("node", "peer", "partner", "blames")}
-    if isinstance(event, e.TransitionPlanned):
-        names |= {name for c in event.changes for name in (c.joiner, c.leaver)}
-    if isinstance(event, e.TransitionAborted):
-        names |= set(event.blockers)
-    return names - {""}
+def encoded(explanation: Explanation) -> str:
+    """As one JSON object."""
+    return msgspec.json.encode(explanation.as_values()).decode()

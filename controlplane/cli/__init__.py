@@ -15,17 +15,33 @@ from controlplane.cli.failing import run_to_exit
 VERBS: Final = {
     "agent": ("controlplane.cli.agent", "agent", "Run one node: its agent and training process."),
     "at": ("controlplane.cli.postmortem", "at", "The fleet as a log says it was at a moment."),
+    "completion": (
+        "controlplane.cli.completion",
+        "completion",
+        "Completion for bash, zsh or fish.",
+    ),
     "controller": ("controlplane.cli.controller", "controller", "Lead a fleet, or stand by to."),
     "demo": ("controlplane.cli.demo", "demo", "Train, lose a machine, go on; on this machine."),
     "diff": ("controlplane.cli.postmortem", "diff", "What differs between two moments of a log."),
+    "doctor": (
+        "controlplane.cli.doctor",
+        "doctor",
+        "What is wrong around the fleet, and the cure.",
+    ),
     "drain": ("controlplane.cli.acts", "drain", "Take a node out at the next step boundary."),
     "explain": ("controlplane.cli.explain", "explain", "Why something happened, from the log."),
+    "history": (
+        "controlplane.cli.history",
+        "history",
+        "The last incidents, and where the time went.",
+    ),
     "init": ("controlplane.cli.init", "init", "Certificates, users and roles for a fleet."),
     "job": ("controlplane.cli.job", "job", "Declare jobs."),
     "log": ("controlplane.cli.log", "log", "Read, verify, archive the event log."),
     "nodes": ("controlplane.cli.status", "nodes", "Every node: state, slot, warm-up, verdict."),
     "page": ("controlplane.cli.page", "page", "Serve the live page, and metrics."),
     "pause": ("controlplane.cli.acts", "pause", "Stop acting on verdicts until resumed."),
+    "policy": ("controlplane.cli.policy", "policy", "Show, compare and change the knobs."),
     "quarantine": ("controlplane.cli.acts", "quarantine", "Take a node out and keep it out."),
     "release": ("controlplane.cli.acts", "release", "Give a drained or quarantined node back."),
     "replay": (
@@ -42,6 +58,11 @@ VERBS: Final = {
         "controlplane.cli.postmortem",
         "timeline",
         "Incidents of a log, and where the time went.",
+    ),
+    "topology": (
+        "controlplane.cli.topology",
+        "topology",
+        "Who is connected to whom; what a change touched.",
     ),
     "trace": ("controlplane.cli.postmortem", "trace", "A log as a trace for Perfetto."),
 }
@@ -77,7 +98,7 @@ def cli() -> None:
 
     Every verb takes --etcd URL (or CHANGEOVER_ETCD) and --fleet NAME (or CHANGEOVER_FLEET), says
     what it did in plain lines or with --json, and exits 0 when it held, 1 when it did not, 2 when
-    it was asked for something that cannot be.
+    it was asked for something that cannot be. Verbs that take a LOG need no etcd.
     """
 
 
