@@ -50,8 +50,9 @@ def main() -> None:
         optimizer.zero_grad()
         loss_of(ddp, before, place).backward()
         optimizer.step()
-        if manager.current_step() != before:
-            notes.note("step", step=before, world=manager.num_participants())
+        after = manager.current_step()  # of a newcomer far beyond `before`: it was healed meanwhile
+        if after != before:
+            notes.note("step", step=after - 1, world=manager.num_participants())
         else:
             notes.note("lost", step=before)
 

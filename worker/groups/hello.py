@@ -8,8 +8,9 @@ does not: listening, links.
    own, and a proof over both challenges and the claim;
 3. listener -> dialer: a verdict byte and a proof over the same with the verdict.
 
-A proof is HMAC-SHA256 under the fleet's secret, with the direction mixed in, so that neither side's
-proof can be played back as the other's. Nothing here is encrypted, and nothing is unpickled.
+A proof is HMAC-SHA256 under the token of the claim's transition, which follows from the fleet's
+secret and is good for no other transition; the direction is mixed in, so that neither side's proof
+can be played back as the other's. Nothing here is encrypted, and nothing is unpickled.
 """
 
 import hmac
@@ -49,6 +50,7 @@ class Verdict(IntEnum):
     WRONG_JOB = 3
     MALFORMED = 4
     SHUTTING_DOWN = 5
+    NOT_A_MEMBER = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,18 @@ def greeting() -> tuple[bytes, bytes]:
     return MARK + challenge, challenge
 
 
-def _proof(secret: bytes, direction: bytes, *parts: bytes) -> bytes:
-    digest = hmac.new(secret, direction, "sha256")
+def token(secret: bytes, job: str, transition: int) -> bytes:
+    """What both ends of a link prove that they have: of one job's transition, and of no other."""
+    return hmac.digest(secret, b"\0".join((b"link", job.encode(), b"%d" % transition)), "sha256")
+
+
+def _token_of(secret: bytes, raw_claim: bytes) -> bytes:
+    claim = Claim.decode(raw_claim)
+    return token(secret, claim.job, claim.transition)
+
+
+def _proof(key: bytes, direction: bytes, *parts: bytes) -> bytes:
+    digest = hmac.new(key, direction, "sha256")
     for part in parts:
         digest.update(_LENGTH.pack(len(part)))
         digest.update(part)
@@ -108,7 +120,8 @@ def prove(secret: bytes, challenge: bytes, claim: Claim) -> tuple[bytes, bytes, 
     """Message 2: what to send, and the dialer's challenge and raw claim, to check the answer by."""
     raw = claim.encode()
     own = secrets.token_bytes(CHALLENGE_BYTES)
-    message = _LENGTH.pack(len(raw)) + raw + own + _proof(secret, b"dial", challenge, own, raw)
+    key = token(secret, claim.job, claim.transition)
+    message = _LENGTH.pack(len(raw)) + raw + own + _proof(key, b"dial", challenge, own, raw)
     return message, own, raw
 
 
@@ -142,8 +155,13 @@ def parse(buffer: bytes) -> Hello | None:
 
 
 def check(secret: bytes, challenge: bytes, hello: Hello) -> bool:
-    """Whether a message 2 was made by somebody who knows the secret, for this very challenge."""
-    expected = _proof(secret, b"dial", challenge, hello.challenge, hello.raw_claim)
+    """Whether a message 2 was made by somebody who has its transition's token, for this challenge.
+
+    Raises:
+        ValueError: it is no claim.
+    """
+    key = _token_of(secret, hello.raw_claim)
+    expected = _proof(key, b"dial", challenge, hello.challenge, hello.raw_claim)
     return hmac.compare_digest(expected, hello.proof)
 
 
@@ -152,7 +170,8 @@ def answer(secret: bytes, challenge: bytes, hello: Hello | None, verdict: Verdic
     if hello is None or verdict is Verdict.BAD_PROOF:
         return bytes([verdict]) + bytes(PROOF_BYTES)
     code = bytes([verdict])
-    return code + _proof(secret, b"accept", code, challenge, hello.challenge, hello.raw_claim)
+    key = _token_of(secret, hello.raw_claim)
+    return code + _proof(key, b"accept", code, challenge, hello.challenge, hello.raw_claim)
 
 
 def local_name(address: tuple[str, int]) -> str:
@@ -218,7 +237,7 @@ def _check_answer(secret: bytes, challenge: bytes, own: bytes, raw: bytes, reply
     code, proof = reply[:1], reply[1:]
     if code[0] == Verdict.BAD_PROOF:
         raise HelloRefused("the listener does not accept our secret")
-    expected = _proof(secret, b"accept", code, challenge, own, raw)
+    expected = _proof(_token_of(secret, raw), b"accept", code, challenge, own, raw)
     if not hmac.compare_digest(expected, proof):
         raise HelloRefused("the listener did not prove that it knows the secret")
     if code[0] != Verdict.WELCOME:

@@ -244,6 +244,22 @@ class LinkedGroup:
                     return member
         return Member(-1, -1, identity[0], identity[1], "", 0)
 
+    def may_link(self, caller: tuple[str, int], transition: int) -> bool:
+        """Whether a caller is a member, as far as can be known here: a ghost is not.
+
+        Of a transition that this member was not told of yet nothing is known; a link that turns out
+        to be nobody's is retired at the next switch.
+        """
+        with self._lock:
+            plans = [view.plan for view in self._prepared.values()]
+            current = self.plan
+        named = [plan for plan in plans if plan.transition == transition]
+        if not named and current is not None and transition <= current.transition:
+            named = [current]
+        if not named:
+            return True
+        return any(caller == member.identity for plan in named for member in plan.members)
+
     def link_added(self, link: Link) -> None:
         """Nothing to do: a plan will ask for it."""
 

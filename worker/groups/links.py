@@ -31,6 +31,10 @@ _END_WAIT_S: Final = 3.0
 class LinkWatcher(Protocol):
     """What a group is told about its links, on the listener's or the monitor's thread."""
 
+    def may_link(self, caller: tuple[str, int], transition: int) -> bool:
+        """Whether a node of this incarnation may open a link for a transition."""
+        ...
+
     def link_added(self, link: Link) -> None:
         """A peer has opened it."""
         ...
@@ -221,6 +225,10 @@ class LinkEndpoint:
             return Verdict.WRONG_JOB
         if (claim.to_node, claim.to_incarnation) != (me.node, me.incarnation):
             return Verdict.WRONG_INCARNATION
+        watcher = self._watchers.get(claim.group)
+        caller = (claim.node, claim.incarnation)
+        if watcher is not None and not watcher.may_link(caller, claim.transition):
+            return Verdict.NOT_A_MEMBER
         known = claim.channel in (Channel.COLLECTIVE, Channel.DIRECT) and claim.role in (1, 2)
         return Verdict.WELCOME if known else Verdict.MALFORMED
 

@@ -157,13 +157,14 @@ class LinkListener:
             self._decide(pending, found)
 
     def _decide(self, pending: _Pending, found: hello.Hello) -> None:
-        if not hello.check(self._secret, pending.challenge, found):
-            self._refuse(pending, found, Verdict.BAD_PROOF)
-            return
         try:
+            proven = hello.check(self._secret, pending.challenge, found)
             claim = Claim.decode(found.raw_claim)
         except ValueError:
-            self._refuse(pending, found, Verdict.MALFORMED)
+            self._refuse(pending, None, Verdict.MALFORMED)
+            return
+        if not proven:
+            self._refuse(pending, found, Verdict.BAD_PROOF)
             return
         verdict = self._judge(claim)
         if verdict is not Verdict.WELCOME:

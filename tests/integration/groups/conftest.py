@@ -21,13 +21,19 @@ class RankProcess:
     """One child and the pipe to it."""
 
     def __init__(
-        self, context: ForkServerContext, node: str, incarnation: int, secret: bytes
+        self,
+        context: ForkServerContext,
+        node: str,
+        incarnation: int,
+        secret: bytes,
+        *,
+        locally: bool,
     ) -> None:
         self.node = node
         self.incarnation = incarnation
         self._pipe, child = context.Pipe()
         self.process = context.Process(
-            target=rank_program.run, args=(child, node, incarnation, secret), daemon=True
+            target=rank_program.run, args=(child, node, incarnation, secret, locally), daemon=True
         )
         self.process.start()
         child.close()
@@ -85,9 +91,17 @@ class Fleet:
         self._context = context
         self.ranks: dict[str, RankProcess] = {}
 
-    def spawn(self, *nodes: str, incarnation: int = 1, secret: bytes = rank_program.SECRET) -> None:
-        """Start children and wait until all listen."""
-        fresh = [RankProcess(self._context, node, incarnation, secret) for node in nodes]
+    def spawn(
+        self,
+        *nodes: str,
+        incarnation: int = 1,
+        secret: bytes = rank_program.SECRET,
+        locally: bool = True,
+    ) -> None:
+        """Start children and wait until all listen; not `locally`: as if each had its machine."""
+        fresh = [
+            RankProcess(self._context, node, incarnation, secret, locally=locally) for node in nodes
+        ]
         for one in fresh:
             self.ranks[one.node] = one
         for one in fresh:

@@ -5,6 +5,7 @@ answer is what it returns. Commands run on the main thread, as training does, on
 those in `AT_ONCE` run on the thread that reads the pipe, as an agent's would.
 """
 
+import contextlib
 import hashlib
 import os
 import queue
@@ -97,9 +98,9 @@ def digest_of(*tensors: Tensor) -> str:
 class Rank:
     """What a child can be told."""
 
-    def __init__(self, node: str, incarnation: int, secret: bytes) -> None:
+    def __init__(self, node: str, incarnation: int, secret: bytes, *, locally: bool) -> None:
         self.node = node
-        self.endpoint = LinkEndpoint("job", node, incarnation, secret)
+        self.endpoint = LinkEndpoint("job", node, incarnation, secret, locally=locally)
         self.groups: dict[str, ManagedGroup] = {}
         self.resets: list[tuple[str, int, str, float]] = []
         self.plans: dict[str, GroupPlan] = {}
@@ -181,6 +182,8 @@ class Rank:
             "busy_s": group.waits().busy_s,
             "operations": group.waits().operations,
             "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+            "sockets": _own_sockets(),
+            "resident_kib": int(Path("/proc/self/statm").read_text().split()[1]) * 4,
         }
 
     # --- collectives ------------------------------------------------------------------------------
@@ -391,6 +394,15 @@ def _train(group: Any, index: int, steps: int) -> tuple[list[float], Tensor]:
     return losses, torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
+def _own_sockets() -> set[str]:
+    """Every socket that this process has open, by what the kernel calls it."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed since it was listed
+            found.add(str(entry.readlink()))
+    return {target for target in found if target.startswith("socket:")}
+
+
 def _torch_op(op: ReduceOp) -> Any:
     return getattr(dist.ReduceOp, op.name)
 
@@ -404,10 +416,10 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     return (found.to(wide) - expected.to(wide)).abs().max().item() / scale
 
 
-def run(pipe: Connection, node: str, incarnation: int, secret: bytes) -> None:
+def run(pipe: Connection, node: str, incarnation: int, secret: bytes, locally: bool) -> None:
     """Obey until told to stop."""
     torch.set_num_threads(1)
-    rank = Rank(node, incarnation, secret)
+    rank = Rank(node, incarnation, secret, locally=locally)
     pipe.send(("ready", rank.endpoint.address))
     orders: queue.Queue[tuple[int, str, tuple[Any, ...]] | None] = queue.Queue()
     speaking = threading.Lock()

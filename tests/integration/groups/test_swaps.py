@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
 
 from tests.integration.groups.conftest import Fleet
 from worker.groups.view import neighbours_of
@@ -39,6 +40,108 @@ def test_only_the_joiner_and_the_leavers_neighbours_open_links(fleet: Fleet, siz
     closed = {node: looks[node]["closed"].get(2, 0) for node in after}
     assert closed == {node: int(node in near) for node in after}
     assert all(one["resets"] == [] for one in looks.values())
+
+
+def test_a_stayer_that_is_no_neighbour_opens_no_socket_and_takes_no_memory(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel's own list: four sockets at most per neighbour, none elsewhere, and no buffers.
+
+    The group has just reduced 64 MiB; what a full rebuild takes in the same processes is printed.
+    """
+    nodes = [f"n{index}" for index in range(8)]
+    fleet.spawn(*nodes, "spare")
+    fleet.launch("dp", nodes)
+    fleet["spare"].tell("make", "dp", 8)
+    fleet.all(nodes, "collective", "dp", "all_reduce", "float32", 2 * 1024 * 1024)
+    out = 2
+    after = [*nodes[:out], "spare", *nodes[out + 1 :]]
+    stayers = [node for node in after if node != "spare"]
+    near = {nodes[index] for index in neighbours_of(out, 8)}
+    plans = fleet.plans("dp", after, 2)
+    before = {node: fleet[node].tell("look", "dp") for node in stayers}
+    fleet.each("prepare", plans)
+    prepared = {node: fleet[node].tell("look", "dp") for node in stayers}
+    fleet.each("switch", plans)
+    opened = {n: len(prepared[n]["sockets"] - before[n]["sockets"]) for n in stayers}
+    grown = {n: prepared[n]["resident_kib"] - before[n]["resident_kib"] for n in stayers}
+    rebuilt = rebuild_beside(fleet, stayers)
+    with capsys.disabled():
+        print(
+            f"\n  preparing took of a stayer at most {max(grown.values())} KiB; gloo {rebuilt} KiB"
+        )
+
+    assert opened == {node: 2 * int(node in near) for node in stayers}
+    assert max(grown.values()) <= 512, grown
+
+
+def rebuild_beside(fleet: Fleet, nodes: list[str]) -> int:
+    """Resident memory that building a gloo group takes of a member, at most, in KiB."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    fleet.all(nodes, "make_rebuilt", "again", len(nodes), store.port)
+    before = {node: fleet[node].tell("look", "dp")["resident_kib"] for node in nodes}
+    fleet.each("prepare", fleet.plans("again", nodes, 1))
+    after = {node: fleet[node].tell("look", "dp")["resident_kib"] for node in nodes}
+    return max(int(after[node] - before[node]) for node in nodes)
+
+
+def test_a_ghost_gets_no_link(fleet: Fleet) -> None:
+    """Who was replaced and does not know it is refused by those who stayed, and disturbs nobody."""
+    nodes = ["n0", "n1", "n2"]
+    fleet.spawn(*nodes, "n3")
+    fleet.launch("dp", nodes)
+    fleet["n3"].tell("make", "dp", 3)
+    swap(fleet, "dp", ["n0", "n3", "n2"], 2)
+    fleet["n1"].tell("detach", "dp")
+    for transition in (1, 2):  # of its own time, and of the swap that it slept through
+        believed = fleet.plans("dp", nodes, 3, transition)
+        refused = fleet["n1"].tell("prepare", believed["n1"], 1.0)
+        assert "not a member" in refused["refused"], refused
+        assert refused["peer"] == "n2"
+    answers = fleet.all(["n0", "n3", "n2"], "collective", "dp", "all_reduce", "float32", 100_000)
+
+    assert all(one["error"] < 1e-6 for one in answers.values()), answers
+    assert fleet["n2"].tell("look", "dp")["refused"] == {"not_a_member": 2}
+
+
+def test_a_link_that_came_too_early_and_is_nobodys_is_retired(fleet: Fleet) -> None:
+    """Of a transition that was not heard of yet anybody may knock; the next switch clears it up."""
+    fleet.spawn("n0", "n1", "n2", "ghost")
+    fleet.launch("dp", ["n0", "n1", "n2"])
+    fleet["ghost"].tell("make", "dp", 2)
+    strange = fleet.plans("dp", ["ghost", "n2"], 9)
+    before = fleet["n2"].tell("look", "dp")["sockets"]
+    fleet["ghost"].tell("prepare", strange["ghost"], 2.0)
+    plans = fleet.plans("dp", ["n0", "n1", "n2"], 2)
+    fleet.each("prepare", plans)
+    fleet.each("switch", plans)
+    ends = time.monotonic() + 5
+    while fleet["n2"].tell("look", "dp")["sockets"] - before:
+        assert time.monotonic() < ends, "the stranger's link is still there"
+        time.sleep(0.02)
+
+    assert fleet["n2"].tell("look", "dp")["resets"] == []
+
+
+@pytest.mark.parametrize("locally", [True, False], ids=["one machine", "many machines"])
+def test_results_do_not_depend_on_how_members_are_linked(fleet: Fleet, locally: bool) -> None:
+    """Through the machine or the network, at any size, the same inputs give the same bits."""
+    nodes = ["n0", "n1", "n2"]
+    fleet.spawn(*nodes, locally=locally)
+    fleet.launch("dp", nodes)
+    found = []
+    for operation in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "messages"):
+        for size in (100, 30_000, 3_000_001):
+            answers = fleet.all(nodes, "collective", "dp", operation, "float32", size)
+            assert not any(one["broken"] for one in answers.values()), (operation, size, answers)
+            assert all(one["error"] < 1e-6 for one in answers.values()), (operation, size)
+            found.append(sorted({one["digest"] for one in answers.values()}))
+
+    assert SEEN.setdefault("digests", found) == found, "linked in another way, other bits"
+
+
+SEEN: dict[str, list[list[str]]] = {}
+"""Digests of whichever way of linking came first."""
 
 
 def test_results_do_not_depend_on_who_sits_where(fleet: Fleet) -> None:

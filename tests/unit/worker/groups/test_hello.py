@@ -71,6 +71,42 @@ def test_a_claim_for_another_incarnation_is_refused_and_counted(door: Door) -> N
     assert door.listener.refused == {"wrong_incarnation": 1}
 
 
+def test_the_token_of_another_transition_opens_nothing(door: Door) -> None:
+    """A claim is proved with its own transition's token: no other's will do."""
+    with socket.create_connection(door.listener.address, 2) as sock:
+        greeting = sock.recv(hello.GREETING_BYTES, socket.MSG_WAITALL)
+        message, _, raw = hello.prove(SECRET, greeting[len(hello.MARK) :], CLAIM)
+        later = replace(CLAIM, transition=8).encode()
+        sock.sendall(message.replace(raw, later))
+        answer = sock.recv(hello.ANSWER_BYTES, socket.MSG_WAITALL)
+
+    assert len(later) == len(raw)
+    assert answer[0] == Verdict.BAD_PROOF
+
+
+@pytest.mark.parametrize("locally", [True, False])
+def test_a_link_goes_through_the_machine_or_the_network(door: Door, locally: bool) -> None:
+    """A listener on the same machine is found there, with the same proofs, unless told not to."""
+    sock = hello.dial(door.listener.address, SECRET, CLAIM, 2.0, locally=locally)
+
+    assert sock.family == (socket.AF_UNIX if locally else socket.AF_INET)
+    assert door.arrived.wait(2)
+    assert door.sockets[0].family == sock.family
+    sock.close()
+
+
+def test_two_listeners_of_one_machine_have_names_of_their_own(door: Door) -> None:
+    """The local name is made of the address, so a dialer reaches the very one it asked for."""
+    other = Door()
+    hello.dial(other.listener.address, SECRET, CLAIM, 2.0).close()
+    assert other.arrived.wait(2)
+    other.listener.close()
+    other.sockets[0].close()
+
+    assert not door.arrived.is_set()
+    assert hello.local_name(door.listener.address) != hello.local_name(other.listener.address)
+
+
 def test_a_recorded_hello_cannot_be_played_again(door: Door) -> None:
     """The proof is over the listener's fresh challenge."""
     with socket.create_connection(door.listener.address, 2) as first:
