@@ -30,7 +30,7 @@ from controlplane.eventlog import (
 )
 from controlplane.projection import Touched
 from controlplane.turn import Ledger, Passed, Turn, plan_turn
-from statemachine.decide import next_deadline
+from statemachine.decide import Rule, next_deadline
 from statemachine.events import AnyEvent, Recorded
 from statemachine.state import FleetState
 
@@ -49,7 +49,13 @@ PassedListener = Callable[[str, Passed], None]
 class Reconciler:
     """One term of sequencing. `clock_ms` is Unix time in ms."""
 
-    def __init__(self, leadership: Leadership, ledger: Ledger, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        leadership: Leadership,
+        ledger: Ledger,
+        clock_ms: Callable[[], int],
+        own_rule: Rule | None = None,
+    ) -> None:
         self.ledger = ledger
         """What is in the log and in the projected keys, by every answered append."""
         self.turns = 0
@@ -57,6 +63,7 @@ class Reconciler:
         self.passed_listeners: list[PassedListener] = []
         self._leadership = leadership
         self._clock_ms = clock_ms
+        self._own_rule = own_rule
         self._waiting: dict[Identity, InboxItem] = {}
         self._taken: set[Identity] = set()
         self._reported: set[Identity] = set()
@@ -125,6 +132,7 @@ class Reconciler:
             now_ms=self._clock_ms(),
             writer=self._leadership.controller,
             also_project=also,
+            own_rule=self._own_rule,
         )
         for batch in turn.batches:
             self._take_out(batch.consumed)

@@ -30,7 +30,7 @@ from controlplane.eventlog.log import OPERATOR_PREFIX
 from controlplane.projection import Projected, Touched, Writes, project, touched_by
 from statemachine import events as e
 from statemachine.codec import decode_recorded, encode_recorded, sequence
-from statemachine.decide import settle
+from statemachine.decide import Rule, settle
 from statemachine.evolve import evolve
 from statemachine.ids import Incarnation, JobId, NodeId, Position
 from statemachine.state import FleetState
@@ -104,10 +104,12 @@ def plan_turn(
     now_ms: int,
     writer: str,
     also_project: Touched | None = None,
+    own_rule: Rule | None = None,
 ) -> Turn:
     """Plan one turn. `facts` come in order of arrival, `own_events` are the controller's.
 
-    `also_project` names keys to be compared although no event touches them.
+    `also_project` names keys to be compared although no event touches them; `own_rule` is asked
+    before the state machine's.
 
     Raises:
         InvariantBroken: two rules of the state machine answer each other without end.
@@ -118,7 +120,7 @@ def plan_turn(
     left = intake.take(facts)
     for event in own_events:
         intake.state_own(event)
-    settled = settle(intake.state, now_ms, writer)
+    settled = settle(intake.state, now_ms, writer, own=own_rule)
     for recorded in settled.recorded:
         intake.enter(_Step(encode_recorded(recorded), recorded))
     projected, writes = project(ledger.projected, intake.state, intake.touched)

@@ -35,7 +35,7 @@ from statemachine.ids import Incarnation, NodeId, Position
 from statemachine.policy import Policy
 from statemachine.state import FleetState
 
-__all__ = ["Decision", "Settled", "decide", "next_deadline", "settle"]
+__all__ = ["Decision", "Rule", "Settled", "decide", "next_deadline", "settle"]
 
 Rule = Callable[[FleetState, int, Policy], Decision | None]
 
@@ -80,10 +80,17 @@ def decide(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
     return None
 
 
-def settle(state: FleetState, now_ms: int, writer: str, policy: Policy | None = None) -> Settled:
+def settle(
+    state: FleetState,
+    now_ms: int,
+    writer: str,
+    policy: Policy | None = None,
+    own: Rule | None = None,
+) -> Settled:
     """Decide and fold until nothing follows; positions continue those of the state.
 
-    `policy` overrides the one in the state (for what-if).
+    `policy` overrides the one in the state (for what-if). `own` is a rule of whoever embeds us: it
+    is asked before ours, and where it says None, ours decide.
 
     Raises:
         InvariantBroken: two rules answer each other without end.
@@ -91,7 +98,9 @@ def settle(state: FleetState, now_ms: int, writer: str, policy: Policy | None = 
     recorded: list[e.Recorded] = []
     fences: list[tuple[NodeId, Incarnation]] = []
     for _ in range(SETTLE_ROUNDS_MAX):
-        decision = decide(state, now_ms, policy or state.policy)
+        knobs = policy or state.policy
+        decision = own(state, now_ms, knobs) if own is not None else None
+        decision = decision or decide(state, now_ms, knobs)
         if decision is None:
             return Settled(state, tuple(recorded), tuple(fences))
         decided_from = state.position
