@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from statemachine.ids import GroupName, Rank, Role, Slot
 from statemachine.layout_checks import (
+    ENDS,
     INDEXED,
     bad,
     checked_axes,
@@ -56,11 +57,16 @@ class GroupRef(Struct, frozen=True, kw_only=True):
 
 
 class _Kind(Struct, frozen=True):
-    """Groups along a set of axes, as (size, stride) of the axes inside and outside of it."""
+    """Groups along a set of axes, as (size, stride) of the axes inside and outside of it.
+
+    Of an axis in `ends` only the first and the last coordinate are in a group: along it there are
+    two ranks, a stride apart that spans the axis. Ranks between the ends are in no such group.
+    """
 
     name: str
     inside: tuple[tuple[int, int], ...]
     outside: tuple[tuple[int, int], ...]
+    ends: tuple[tuple[int, int], ...] = ()
 
     @property
     def count(self) -> int:
@@ -70,6 +76,9 @@ class _Kind(Struct, frozen=True):
     def span(self) -> int:
         """Distance between the lowest and the highest rank of a group."""
         return sum((size - 1) * stride for size, stride in self.inside)
+
+    def holds(self, rank: int) -> bool:
+        return all(rank // stride % size in (0, size - 1) for size, stride in self.ends)
 
     def index_of(self, rank: int) -> int:
         index = 0
@@ -94,7 +103,8 @@ class _Kind(Struct, frozen=True):
 class Layout(Struct, frozen=True, kw_only=True, dict=True):
     """The shape of a job, fixed for its life. Build it with `Layout.of`, which validates.
 
-    `axes` are (name, size), the outermost first; `groups` are named sets of axes; `rank_sets` are
+    `axes` are (name, size), the outermost first; `groups` are named sets of axes, of which one may
+    be taken by its ends alone, such as ``pp:ends`` for tied embeddings; `rank_sets` are
     explicit groups by their full name. `replica_axis` may name an axis that is absent: then no
     two slots hold the same state.
     """
@@ -205,7 +215,8 @@ class Layout(Struct, frozen=True, kw_only=True, dict=True):
     def groups_of_rank(self, rank: int) -> tuple[GroupRef, ...]:
         """Return the groups that hold `rank`: by axis, then named, then explicit."""
         self._check("rank", rank, self.world_size)
-        by_axes = [self._ref(kind, kind.index_of(rank)) for kind in self._kinds.values()]
+        kinds = [kind for kind in self._kinds.values() if not kind.ends or kind.holds(rank)]
+        by_axes = [self._ref(kind, kind.index_of(rank)) for kind in kinds]
         return (*by_axes, *(self._set_ref(name) for name in self._sets_by_rank.get(rank, ())))
 
     def affected_groups(
@@ -220,7 +231,7 @@ class Layout(Struct, frozen=True, kw_only=True, dict=True):
         found = [
             self._ref(kind, index)
             for kind in self._kinds.values()
-            for index in sorted({kind.index_of(rank) for rank in ranks})
+            for index in sorted({kind.index_of(rank) for rank in ranks if kind.holds(rank)})
             if include_local or not self._is_local(kind, index)
         ]
         touched = {name for rank in ranks for name in self._sets_by_rank.get(rank, ())}
@@ -310,9 +321,16 @@ class Layout(Struct, frozen=True, kw_only=True, dict=True):
         return sets
 
     def _kind(self, name: str, axes: tuple[str, ...]) -> _Kind:
-        inside = tuple((size, stride) for axis, size, stride in self._strides if axis in axes)
-        outside = tuple((size, stride) for axis, size, stride in self._strides if axis not in axes)
-        return _Kind(name, inside, outside)
+        inside, outside, ends = [], [], []
+        for axis, size, stride in self._strides:
+            if axis in axes:
+                inside.append((size, stride))
+            elif f"{axis}{ENDS}" in axes:
+                ends.append((size, stride))
+                inside.append((2, stride * (size - 1)) if size > 1 else (1, stride))
+            else:
+                outside.append((size, stride))
+        return _Kind(name, tuple(inside), tuple(outside), tuple(ends))
 
     def _is_local(self, kind: _Kind, index: int) -> bool:
         base = kind.base_of(index)  # slots ascend with ranks, so the two ends decide

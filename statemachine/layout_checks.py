@@ -14,6 +14,9 @@ from statemachine.ids import GroupName, Rank
 INDEXED: Final = re.compile(r"([a-z][a-z0-9_.-]{0,31})\[(0|[1-9][0-9]{0,8})\]\Z")
 """A group's name: its kind, and its index in brackets."""
 
+ENDS: Final = ":ends"
+"""Behind an axis in a group: of this axis the first and the last coordinate alone."""
+
 _NAME: Final = re.compile(r"[a-z][a-z0-9_.-]{0,31}\Z")
 _NAME_ALLOWED: Final = "a letter a-z, then up to 31 of a-z 0-9 _ . -"
 
@@ -38,10 +41,12 @@ def checked_groups(
     for name, members in sorted(groups.items()):
         if not _NAME.match(name) or name in axes:
             raise bad("group name", name, f"{_NAME_ALLOWED}, and not the name of an axis")
-        if not members or len(set(members)) < len(members) or not set(members) <= set(axes):
-            allowed = f"distinct axes out of {listed(axes)}"
+        plain = [member.removesuffix(ENDS) for member in members]
+        if not plain or len(set(plain)) < len(plain) or not set(plain) <= set(axes):
+            allowed = f"distinct axes out of {listed(axes)}, each perhaps with {ENDS}"
             raise bad(f"group {name}", listed(members), allowed)
-        checked.append((name, tuple(axis for axis in axes if axis in members)))
+        said = dict(zip(plain, members, strict=True))
+        checked.append((name, tuple(said[axis] for axis in axes if axis in said)))
     return tuple(checked)
 
 

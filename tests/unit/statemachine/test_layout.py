@@ -25,6 +25,9 @@ def layouts(draw: st.DrawFn) -> Layout:
     world_size = Layout.of(axes).world_size
     divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
     groups = {"both": tuple(axes)[:2]} if len(axes) > 1 else {}
+    if draw(st.booleans()):
+        groups["ends"] = (f"{min(axes)}:ends",)
+        groups["mixed"] = tuple(f"{axis}:ends" if axis == "pp" else axis for axis in axes)[:2]
     rank_sets = {"tied": (0, world_size - 1)} if world_size > 1 else {}
     return Layout.of(axes, draw(st.sampled_from(divisors)), groups, rank_sets)
 
@@ -71,16 +74,20 @@ def test_coordinates_and_ranks_are_inverse(layout: Layout) -> None:
 def test_groups_of_an_axis_are_the_ranks_that_differ_in_it_alone(layout: Layout) -> None:
     """A group along axes holds exactly the ranks that agree on every other axis."""
     kinds = {name: {name} for name, _ in layout.axes} | {n: set(a) for n, a in layout.groups}
+    sizes = dict(layout.axes)
     for rank in range(layout.world_size):
         mine = layout.coordinates(rank)
         for group in layout.groups_of_rank(rank):
             if group.kind not in kinds:
                 continue
-            fixed = {axis: i for axis, i in mine.items() if axis not in kinds[group.kind]}
+            along = {name.removesuffix(":ends") for name in kinds[group.kind]}
+            ends = {name.removesuffix(":ends") for name in kinds[group.kind] if ":" in name}
+            fixed = {axis: i for axis, i in mine.items() if axis not in along}
             expected = [
                 other
                 for other in range(layout.world_size)
                 if fixed.items() <= layout.coordinates(other).items()
+                and all(layout.coordinates(other)[a] in (0, sizes[a] - 1) for a in ends)
             ]
 
             assert list(group.ranks) == expected, f"{layout} {group.name}"
@@ -222,6 +229,31 @@ def test_rank_sets_are_groups_by_name_and_index() -> None:
     assert layout.group("tied[1]").ranks == (1, 3)
     assert names(layout.groups_of_rank(3)) == ["pp[1]", "dp[1]", "odd[0]", "tied[1]"]
     assert "odd[0]" in names(layout.affected_groups({0}))
+
+
+def test_tied_embeddings_of_a_whole_layout_are_one_group_by_the_ends_of_its_stages() -> None:
+    """First and last stage share a group for each place in them; the stages between have none."""
+    layout = Layout.of({"pp": 4, "dp": 2, "tp": 2}, groups={"embedding": ("pp:ends",)})
+
+    assert layout.group("embedding[0]").ranks == (0, 12)
+    assert layout.group("embedding[3]").ranks == (3, 15)
+    assert "embedding" not in {group.kind for group in layout.groups_of_rank(4)}
+    assert "embedding[1]" in names(layout.affected_groups([13]))
+    assert layout.affected_slots([4]) == (0, 4, 5, 6, 8, 12)
+
+
+def test_experts_and_context_have_groups_of_several_axes() -> None:
+    """Gradients of dense weights are reduced over `dp x ep`, of experts over `dp` alone, those of
+    sequence parts over `dp x cp`: a swap touches one of each.
+    """
+    axes = {"pp": 2, "dp": 4, "ep": 2, "cp": 2, "tp": 8}
+    layout = Layout.of(axes, 8, {"dense": ("dp", "ep"), "dpcp": ("dp", "cp")})
+    touched = layout.affected_groups([0])
+
+    sizes = {group.kind: len(group.ranks) for group in touched}
+    assert sizes == {"pp": 2, "dp": 4, "ep": 2, "cp": 2, "dense": 8, "dpcp": 8}
+    assert len(touched) == 8 * len(sizes), "one group of each kind for every rank of the node"
+    assert layout.replicas_of(0) == tuple(4 * part for part in range(1, 4)), "equal experts"
 
 
 def test_data_parts_follow_the_replica_axis() -> None:
