@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import anyio
 from anyio.abc import TaskGroup
 
-from controlplane.eventlog import Deposed, EventLog
+from controlplane.eventlog import Deposed, EventLog, Retry
+from controlplane.eventlog.errors import StoreUnavailable
 from controlplane.term import Term
 from statemachine import events as e
 from statemachine.evolve import evolve
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 WAIT_S = 20.0
 E = TypeVar("E", bound=e.Event)
 Condition = Callable[[FleetState], bool]
+
+
+async def _either(first: anyio.Event, second: anyio.Event) -> None:
+    """Wait until one of two things happened."""
+
+    async def wait(happened: anyio.Event) -> None:
+        await happened.wait()
+        group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait, first)
+        group.start_soon(wait, second)
 
 
 class Fleet:
@@ -55,19 +68,23 @@ class Fleet:
         leadership = await log.campaign(name, ttl_s)
         term = Term(log, leadership, clock_ms=self.clock_ms, knobs=knobs)
         scope = self._scopes[name] = anyio.CancelScope()
+        over = anyio.Event()
 
         async def lead() -> None:
             with scope:
                 try:
                     await term.run()
-                except* Deposed:
+                except* (Deposed, Retry):
                     pass
                 finally:
                     self.leading.discard(name)
+                    over.set()
 
         self._group.start_soon(lead)
         self.leading.add(name)
-        await term.leading.wait()
+        await _either(term.leading, over)
+        if name not in self.leading:
+            raise StoreUnavailable(f"the term of {name} was over before it began")
         return term
 
     def _log_of(self, name: str) -> EventLog:

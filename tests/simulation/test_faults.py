@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from controlplane.eventlog import EventLogError
+from controlplane.eventlog import EventLogError, Reread, Retry
 from controlplane.eventlog.memory import MemoryStore
 from controlplane.lines import line_of
 from controlplane.projection import as_found, everything, project
@@ -68,10 +68,14 @@ class Chaos:
         await self.fleet.until(settled, "the launch")
 
     async def new_controller(self) -> None:
-        """Have the next controller lead."""
+        """Have the next controller lead; it tries again while the store refuses."""
         self._leading = f"c{self._controllers}"
         self._controllers += 1
-        self._term = await self.fleet.start_controller(self._leading, KNOBS)
+        while self._leading not in self.fleet.leading:
+            try:
+                self._term = await self.fleet.start_controller(self._leading, KNOBS)
+            except (Retry, Reread):
+                await anyio.sleep(0.1)
 
     async def succeed(self) -> None:
         """Have another controller lead if the last one gave up, as a supervisor would."""
