@@ -114,6 +114,8 @@ class WorkerReady(Event, frozen=True, tag=True):
     state_bytes: int = 0
     records: bool = False
     """Whether one node of each role records its first step, for others to rehearse with."""
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    """Where the time since the process was started went."""
 
 
 class WorkerExited(Event, frozen=True, tag=True):

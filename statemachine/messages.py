@@ -129,6 +129,7 @@ class Ready(Message, frozen=True, tag=True):
     digest: str
     state_bytes: int
     records: bool = False
+    phases_ms: dict[str, float] = field(default_factory=dict)
 
 
 class Recorded(Message, frozen=True, tag=True):

@@ -249,6 +249,7 @@ def _on_ready(me: Participant, said: m.Ready) -> Outcome:
         digest=said.digest,
         state_bytes=said.state_bytes,
         records=said.records,
+        phases_ms=said.phases_ms,
     )
     return replace(me, ready=said), (Submit(fact),)
 

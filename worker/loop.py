@@ -41,6 +41,7 @@ from worker.rehearsing import Rehearsing
 from worker.roles import PerRole, Roles, Taken
 from worker.saves import NOTHING_SAVED, Saves
 from worker.seat import Seat, layout_of
+from worker.startup import Startup
 from worker.state import TrainingState, seed_step
 from worker.step import Step
 from worker.vigil import Answering, Silence, Vigil
@@ -89,6 +90,7 @@ class Run:
         self._seat: Seat | None = None
         self._roles = Roles(self.layout)
         self._taken = Taken()
+        self._startup = Startup()
         self._local_rank = 0
         self._next = 0
         self._total = 0
@@ -224,8 +226,11 @@ class Run:
         try:
             stamp = stamp_of(self.layout, self._export().header.specs)  # before any step
             self._rehearsing.stamp = stamp
+            self._startup.reached("build")
             log.info("code and state: %s (%s)", stamp.digest, stamp)
-            yield from self._rehearsing.prime(self._rehearsed_step)
+            yield from self._startup.each(
+                "prime", self._rehearsing.prime(self._rehearsed_step)
+            )
             self._say_ready()
             while not self._stopped:
                 if self._seat is not None and self._next <= self._last:
@@ -472,6 +477,7 @@ class Run:
                 digest=self._rehearsing.digest,
                 state_bytes=image.nbytes,
                 records=self._rehearsing.folder is not None,
+                phases_ms=self._startup.phases_ms(),
             )
         )
 

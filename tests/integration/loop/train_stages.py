@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--slow-ms", type=float, default=0.0)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--width", type=int, default=SHAPE.width)
     parser.add_argument("--traffic", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = worker.join()
     corpus = Corpus(bytes(range(256)) * 64, batch=4, context=SHAPE.context, seed=run.seed)
-    pipeline = Pipeline(run, SHAPE, corpus, 2)
+    pipeline = Pipeline(run, replace(SHAPE, width=args.width), corpus, 2)
     parts = run.per_role(lambda: pipeline.build(1e-2, compiled=args.compile))
     faulty, traffic = Faulty(run, args.out), Traffic(args.out, run.node)
     save = run.outside(lambda step: (args.out / f"{run.node}.checkpoint").write_text(str(step)))
