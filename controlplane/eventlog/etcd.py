@@ -66,7 +66,7 @@ REPLAY_TRY_S: Final = 10.0
 RECLAIM_TRY_S: Final = 120.0
 """Seconds that giving back the space of one member may take."""
 
-READ_BUDGET_S: Final = 5.0
+READ_BUDGET_S = 5.0
 """Seconds during which a read repeats itself."""
 
 GREETING_BUDGET_S: Final = 2.5
@@ -237,9 +237,10 @@ class EtcdStore:
         return await _answer(call, call, self._where, is_write=is_write)
 
     async def _read(
-        self, method: Any, request: Any, try_s: float = TRY_S, budget_s: float = READ_BUDGET_S
+        self, method: Any, request: Any, try_s: float = TRY_S, budget_s: float | None = None
     ) -> Any:
         """Repeat a call that changes nothing, or nothing more when repeated, within a budget."""
+        budget_s = READ_BUDGET_S if budget_s is None else budget_s
         give_up_at = time.monotonic() + max(budget_s, try_s)
         tries = 0
         while True:

@@ -11,7 +11,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -24,8 +24,10 @@ from controlplane.eventlog import (
     EventLogError,
     OutcomeUnknown,
     Retry,
+    ServerInfo,
     open_store,
 )
+from controlplane.eventlog import etcd_wire as wire
 from controlplane.server import lead_again_and_again
 from statemachine.events import NodeJoined, Recorded, StepResumed
 from statemachine.ids import Incarnation, JobId, NodeId, Position, TransitionId
@@ -176,40 +178,73 @@ def paces(rng: random.Random) -> dict[str, Callable[[], float]]:
 # --- the faults -----------------------------------------------------------------------------------
 
 
+KINDS = ("kill", "freeze", "freeze", "compact", "compact")
+KINDS_OF_A_CLUSTER = (*KINDS, "move", "freeze leader")
+
+
 async def hurt(
     servers: Sequence[EtcdServer], url: str, rng: random.Random, history: History, end: float
 ) -> None:
-    """One fault after the other until a time; all is well when this returns."""
+    """One fault after the other until a time, each kind before any comes again; then heal."""
+    waiting: list[str] = []
     while time.monotonic() < end:
         await anyio.sleep(rng.uniform(0.1, 1.0))
-        kind = rng.choice(("kill", "freeze", "freeze", "compact", "compact"))
-        server = await _victim(servers, rng)
+        if not waiting:
+            waiting = list(KINDS_OF_A_CLUSTER if len(servers) > 1 else KINDS)
+            rng.shuffle(waiting)
+        kind = waiting.pop()
+        server = await _victim(servers, rng, leading=kind in ("move", "freeze leader"))
         history.faults.append(f"{kind} {servers.index(server)}")
         if kind == "kill":
             server.kill()
             await anyio.sleep(rng.uniform(0, 1.5))
             await server.start()
-        elif kind == "freeze":
+        elif kind == "compact":
+            await compact(url)
+        elif kind == "move":
+            await move_leader(server, rng.choice([each for each in servers if each is not server]))
+        else:
             server.pause()
             await anyio.sleep(rng.uniform(0.1, 3.5))
             server.resume()
-        else:
-            await compact(url)
 
 
-async def _victim(servers: Sequence[EtcdServer], rng: random.Random) -> EtcdServer:
-    """More often the member that leads than another."""
-    if len(servers) > 1 and rng.random() < 0.7:
+async def _victim(
+    servers: Sequence[EtcdServer], rng: random.Random, *, leading: bool
+) -> EtcdServer:
+    """The member that leads, or any; more often the one that leads."""
+    if len(servers) > 1 and (leading or rng.random() < 0.5):
         for server in servers:
-            try:
-                store = await open_store(server.url)
-                info = await store.server_info()
-                await store.aclose()
-            except EventLogError:
-                continue
-            if info.leader == info.member:
+            info = await info_of(server)
+            if info is not None and info.leader == info.member:
                 return server
     return rng.choice(servers)
+
+
+async def info_of(server: EtcdServer) -> ServerInfo | None:
+    """What a member says of itself; None if it says nothing."""
+    try:
+        store = await open_store(server.url)
+        try:
+            return await store.server_info()
+        finally:
+            await store.aclose()
+    except EventLogError:
+        return None
+
+
+async def move_leader(leading: EtcdServer, to: EtcdServer) -> None:
+    """Have the leading member hand over to another, in good order."""
+    heir = await info_of(to)
+    if heir is None:
+        return
+    with suppress(EventLogError):  # it may have lost the leadership by itself meanwhile
+        store = await open_store(leading.url)
+        try:
+            request = wire.MESSAGES["MoveLeaderRequest"](targetID=heir.member)
+            await store.ask(wire.MAINTENANCE_MOVE_LEADER, request, "MoveLeaderResponse")
+        finally:
+            await store.aclose()
 
 
 async def compact(url: str) -> None:

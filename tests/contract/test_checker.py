@@ -10,6 +10,7 @@ from controlplane.eventlog import CLIENTS
 from statemachine.events import LeaderElected, Recorded, StepResumed
 from statemachine.ids import Incarnation, JobId, NodeId, Position, TransitionId
 from tests.contract.checker import History, Stated, judge, play
+from tests.contract.conftest import need_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from controlplane.etcd_server import EtcdServer
 
 SEEDS = (1, 2)
-SOAK_SEEDS = range(100, 120)
+SOAK_SEEDS = range(100, 110)
 
 
 async def play_and_judge(
@@ -43,35 +44,43 @@ async def test_one_server_killed_frozen_and_compacted(
     own_etcd: EtcdServer, fleet: str, seed: int, client: str
 ) -> None:
     """One server, ten seconds of faults: every acknowledged fact is there once, in order."""
-    if client == "etcd3":
-        pytest.importorskip("etcd3", reason="needs changeover[etcd3] (cslab-etcd3)")
+    need_client(client)
     await play_and_judge([own_etcd], fleet, seed, 10, client)
 
 
 @pytest.mark.etcd
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS[:1])
+@pytest.mark.parametrize(("seed", "client"), [*zip(SEEDS, CLIENTS, strict=True)])
 async def test_a_cluster_whose_leaders_are_hurt(
-    members: list[EtcdServer], fleet: str, seed: int
+    members: list[EtcdServer], fleet: str, seed: int, client: str
 ) -> None:
-    """Three servers, ten seconds of faults, mostly to the leading one: the same."""
-    await play_and_judge(members, fleet, seed, 10)
+    """Three servers, killed, frozen, compacted, told to hand over, mostly the leading: the same."""
+    need_client(client)
+    await play_and_judge(members, fleet, seed, 10, client)
 
 
 @pytest.mark.etcd
 @pytest.mark.soak
+@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("seed", SOAK_SEEDS)
-async def test_one_server_for_long(own_etcd: EtcdServer, fleet: str, seed: int) -> None:
+async def test_one_server_for_long(
+    own_etcd: EtcdServer, fleet: str, seed: int, client: str
+) -> None:
     """The same for a minute."""
-    await play_and_judge([own_etcd], fleet, seed, 60)
+    need_client(client)
+    await play_and_judge([own_etcd], fleet, seed, 60, client)
 
 
 @pytest.mark.etcd
 @pytest.mark.soak
+@pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("seed", SOAK_SEEDS)
-async def test_a_cluster_for_long(members: list[EtcdServer], fleet: str, seed: int) -> None:
+async def test_a_cluster_for_long(
+    members: list[EtcdServer], fleet: str, seed: int, client: str
+) -> None:
     """The same for a minute."""
-    await play_and_judge(members, fleet, seed, 60)
+    need_client(client)
+    await play_and_judge(members, fleet, seed, 60, client)
 
 
 # --- the judge itself -----------------------------------------------------------------------------

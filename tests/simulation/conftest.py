@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -14,41 +13,7 @@ from controlplane.eventlog import EventLog, open_store
 from controlplane.eventlog.memory import MemoryStore
 from controlplane.term import unix_ms
 from tests.simulation.fleet import Fleet
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer as soon as nothing else can run.
-
-    For what does no real I/O: a scenario of minutes takes milliseconds, and twice the same way.
-    """
-
-    def __init__(self) -> None:
-        self._now = 0.0
-        super().__init__(_Jumping(self))
-
-    def time(self) -> float:
-        """Virtual seconds since the loop was made."""
-        return self._now
-
-    def jump(self, seconds: float) -> None:
-        """Let time pass."""
-        self._now += seconds
-
-
-class _Jumping(selectors.SelectSelector):
-    """Never waits: it moves the clock by as much as it was asked to wait."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
-        if not ready:
-            assert timeout is not None, "everything waits for ever: a deadlock"
-            self._loop.jump(timeout)
-        return ready
-
+from tests.virtual import VirtualLoop
 
 EPOCH_MS = 1_800_000_000_000
 

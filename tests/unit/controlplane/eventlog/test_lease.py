@@ -6,10 +6,12 @@ import pytest
 from controlplane.eventlog.errors import LeaseLost
 from controlplane.eventlog.lease import LeaseKeeper
 from controlplane.eventlog.memory import MemoryStore
+from tests.virtual import on_virtual_time
 
 TTL_S = 0.4
 
 
+@on_virtual_time
 async def test_a_deadline_counts_from_the_sending() -> None:
     """The deadline lies at 0.8 of the TTL after the request was sent, not after its answer."""
     before = anyio.current_time()
@@ -18,6 +20,7 @@ async def test_a_deadline_counts_from_the_sending() -> None:
     assert 0 <= keeper.fence_at - 0.8 * TTL_S - before < 0.05
 
 
+@on_virtual_time
 async def test_refusals_are_repeated_within_the_deadline() -> None:
     """A store that refuses some renewals and then answers costs nobody the lease."""
     store = MemoryStore()
@@ -32,6 +35,7 @@ async def test_refusals_are_repeated_within_the_deadline() -> None:
     assert store.faults.refuse_calls == 0
 
 
+@on_virtual_time
 async def test_a_store_that_is_away_ends_it_in_time() -> None:
     """With the store away the holder is dead at its deadline: not before, and not a TTL later."""
     store = MemoryStore()
@@ -48,6 +52,7 @@ async def test_a_store_that_is_away_ends_it_in_time() -> None:
         keeper.check()
 
 
+@on_virtual_time
 async def test_a_lease_that_the_store_ended_is_known_at_the_next_renewal() -> None:
     """A renewal that is answered with zero ends the holder at once."""
     store = MemoryStore()
@@ -58,6 +63,7 @@ async def test_a_lease_that_the_store_ended_is_known_at_the_next_renewal() -> No
         await keeper.renew_until_lost()
 
 
+@on_virtual_time
 async def test_a_frozen_holder_is_dead_at_its_first_look() -> None:
     """A holder that slept through its deadline finds itself dead without asking anybody."""
     keeper = await LeaseKeeper.granted(MemoryStore(), 0.05)
@@ -67,6 +73,7 @@ async def test_a_frozen_holder_is_dead_at_its_first_look() -> None:
         keeper.check()
 
 
+@on_virtual_time
 async def test_a_lease_given_back_is_over() -> None:
     """After giving a lease back its holder is dead, and the store knows nothing of it."""
     store = MemoryStore()
