@@ -283,8 +283,7 @@ def _incident(account: _Account, change: _Change, story: Telling) -> Incident:
     plan = account.plan
     evidence = story.evidence.get((change.left, change.left_incarnation))
     if plan.motive is e.Motive.PLANNED:
-        wish = story.wishes.get(change.left)
-        evidence = evidence or wish
+        evidence = _cause(account, change, story, evidence)
     seen_at_ms = float(evidence.at_ms if evidence is not None else account.planned_at_ms)
     fault = _fault_of(change.left, story.faults, min(seen_at_ms, account.planned_at_ms))
     began_at_ms = fault.injected_at_ms if fault is not None else seen_at_ms
@@ -310,6 +309,19 @@ def _incident(account: _Account, change: _Change, story: Telling) -> Incident:
         planned=account.position,
         survivors=tuple(node for node in account.members if node not in account.leavers),
     )
+
+
+def _cause(
+    account: _Account, change: _Change, story: Telling, evidence: e.Recorded | None
+) -> e.Recorded | None:
+    """Why a node that lived was taken out: the act that the plan names, else what was said before
+    it. What came later, such as that the node left once it was drained, is no cause.
+    """
+    wish = story.wishes.get(change.left)
+    if wish is not None and wish.position in account.plan.evidence:
+        return wish
+    known = (said for said in (evidence, wish) if said is not None)
+    return next((said for said in known if said.position < account.position), None)
 
 
 def _kind(motive: e.Motive, evidence: e.Recorded | None) -> str:

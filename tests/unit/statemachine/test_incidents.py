@@ -1,5 +1,7 @@
 """Incidents are told from the log alone: who left, who came, which phase took how long."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace as with_fields
 
@@ -366,3 +368,27 @@ def test_what_others_rehearse_meanwhile_is_no_part_of_the_story() -> None:
     lose_n1(book)
     book.add(1300, prepared(7, "n0"))
     assert len(book.told()) == 1
+
+
+@pytest.mark.parametrize("act", [e.DrainRequested, e.SwitchoverRequested], ids=lambda a: a.__name__)
+@pytest.mark.parametrize("was_grey", [False, True])
+def test_what_came_after_a_planned_swap_is_not_its_cause(act: Any, was_grey: bool) -> None:
+    """A node that an operator took out, and that left or died afterwards, was drained; it did not
+    turn grey, whatever was said of it before and after.
+    """
+    book = launched()
+    if was_grey:
+        verdict = e.VerdictIssued(
+            node=NodeId("n1"), incarnation=ONE, verdict=e.Verdict.DEGRADED, reason="slow"
+        )
+        book.add(1000, verdict)
+    asked = book.add(1001, act(node=NodeId("n1"), by="ada"))
+    swap = (change(1, "n3", "n1"),)
+    book.add(1002, plan(2, e.Motive.PLANNED, swap, evidence=(asked,)))
+    book.add(1041, committed(2, 2, -1))
+    book.add(1063, finished(2))
+    book.add(1070, e.NodeLeft(node=NodeId("n1"), incarnation=ONE, reason="drained"))
+
+    assert [told.kind for told in book.told()] == [
+        "drain" if act is e.DrainRequested else "switchover"
+    ]
