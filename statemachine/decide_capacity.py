@@ -22,7 +22,11 @@ from statemachine.state import FleetState, Job
 
 
 def without_replicas(state: FleetState, job: Job, now_ms: int, policy: Policy) -> Decision | None:
-    """Fill what can be filled, and go on without the replicas of the other vacant slots."""
+    """Fill what the policy would rather fill, and go on without the replicas of the other vacant
+    slots.
+    """
+    rather = policy.on_loss[: policy.on_loss.index("shrink")]
+    fills = "standby" in rather or "cold" in rather
     taken: set[NodeId] = set()
     absent: set[int] = set()
     choices: dict[Slot, Choice] = {}
@@ -30,8 +34,8 @@ def without_replicas(state: FleetState, job: Job, now_ms: int, policy: Policy) -
         part = part_of(job.layout, slot)
         if part is None:
             return None  # its ranks belong to several replicas
-        choice = choose_joiner(state, job, slot, taken, cold="cold" in policy.on_loss)
-        if choice.node is None:
+        choice = choose_joiner(state, job, slot, taken, cold="cold" in rather)
+        if choice.node is None or not fills:
             absent.add(part)
         else:
             taken.add(choice.node.node)
@@ -42,7 +46,8 @@ def without_replicas(state: FleetState, job: Job, now_ms: int, policy: Policy) -
     changes = tuple(change_of(s, c.node) for s, c in kept.items() if c.node is not None)
     drops = _drops(state, job, absent)
     listed = brief((str(part) for part in sorted(absent)), ", ")
-    reason = f"no node for every vacant slot: the job goes on without replicas {listed}"
+    why = "no node for every vacant slot" if fills else "the policy rather shrinks than fills"
+    reason = f"{why}: the job goes on without replicas {listed}"
     events: list[e.AnyEvent] = []
     if job.pending is not None and job.pending.phase is Phase.PREPARING:
         events += abort_of(job, job.pending, "overtaken by a further loss").events
