@@ -17,6 +17,7 @@ The rivals run in environments of their own below `--rivals` (made if missing, p
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -171,13 +172,15 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=7)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--heartbeat-ms", type=int, default=300, help="of torchft's lighthouse")
+    parser.add_argument("--folder", type=Path, help="keep what was written here")
     parser.add_argument("--alarms", action="store_true", help="count false alarms instead")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     names = asked.only or (ALL if asked.rivals else ("changeover", "changeover-node", "torchrun"))
     if asked.rivals is None and {"torchft", "nvrx"} & set(names):
         parser.error("--rivals FOLDER is where the rivals' environments are, or will be made")
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as stack:
+        folder = asked.folder or stack.enter_context(tempfile.TemporaryDirectory())
         if asked.alarms:
             alarms = {"changeover": anyio.run(our_alarms, Path(folder) / "ours", asked.ranks)}
             if asked.rivals is not None:

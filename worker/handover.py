@@ -131,6 +131,13 @@ class Handover:
             if interrupt.wait(NEWS_WAIT_S):
                 return None
             raise
+        log.info(
+            "received %.1f MB in %.1f ms, of which %.1f ms until a source had answered: %s",
+            report.nbytes / 1e6,
+            report.seconds * 1e3,
+            report.setup_s * 1e3,
+            ", ".join(f"{one.node} {one.nbytes / 1e6:.1f} MB" for one in report.sources),
+        )
         state.import_(report.image)
         return report.nbytes, int(report.image.meta["stamp"]["step"])
 

@@ -89,9 +89,13 @@ class Ours:
         def full() -> float | None:
             return full_world_at_s(self.course.notes(), killed_at_s, victim, self.ranks)
 
-        full_at_s = await anyio.to_thread.run_sync(
-            self.course.until, "a full world has committed a step", full, 60.0
-        )
+        try:
+            full_at_s = await anyio.to_thread.run_sync(
+                self.course.until, "a full world has committed a step", full, 60.0
+            )
+        except TimeoutError as error:
+            error.add_note(self.chronicle.situation())
+            raise
         if whole_node:
             self.start_node(name)
         await self.ready()
