@@ -16,6 +16,7 @@ unknown name in the file is refused, since a misspelt setting is one that silent
     [[hooks]]     who is told of events: `controlplane.hooks.hook`
     [heartbeat]   who hears that the leader lives: likewise
     [provisioner] the scheduler beside us: `controlplane.provision.opening`
+    [plugins]     what others put in: `controlplane.plugins`
 """
 
 import difflib
@@ -27,12 +28,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from controlplane.errors import BadConfig
 from controlplane.eventlog import CLIENTS
 from controlplane.eventlog.etcd_url import TlsFiles, parse_url
 from controlplane.hooks.hook import Heartbeat, Hook, heartbeat_of, hooks_of
+from controlplane.plugins import check_names
 from controlplane.provision.opening import ProvisionerSettings, settings_of
 from statemachine.errors import BadName, BadPolicy
 from statemachine.ids import check_name
@@ -63,6 +65,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     hooks: tuple[Hook, ...] = ()
     heartbeat: Heartbeat | None = None
     provisioner: ProvisionerSettings | None = None
+    plugins: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class _Field(Struct, frozen=True):
@@ -144,7 +147,7 @@ FIELDS: Final = (
 
 CONFIG_ENV: Final = "CHANGEOVER_CONFIG"
 
-_TABLES: Final = ("policy", "hooks", "heartbeat", "provisioner")
+_TABLES: Final = ("policy", "hooks", "heartbeat", "provisioner", "plugins")
 """Sections that are read whole."""
 
 
@@ -184,6 +187,8 @@ def _outside(table: dict[str, Any], environment: Mapping[str, str], source: str)
         found["heartbeat"] = heartbeat_of(table.pop("heartbeat"), source, environment)
     if "provisioner" in table:
         found["provisioner"] = settings_of(table.pop("provisioner"), source)
+    if "plugins" in table:
+        found["plugins"] = check_names(table.pop("plugins"), source)
     return found
 
 

@@ -32,6 +32,7 @@ from controlplane.eventlog.versions import judge_version
 from controlplane.eventlog.view import running
 from controlplane.leadership import Preview, win
 from controlplane.outside import outside_of
+from controlplane.plugins import Plugins, plugins_of
 from controlplane.term import Term
 
 if TYPE_CHECKING:
@@ -136,9 +137,15 @@ async def _warn_of_version(log: EventLog, settings: Settings) -> None:
 
 
 async def lead_again_and_again(
-    log: EventLog, settings: Settings, *, wait: bool, meters: Meters | None = None
+    log: EventLog,
+    settings: Settings,
+    *,
+    wait: bool,
+    meters: Meters | None = None,
+    plugins: Plugins | None = None,
+    on_term: Callable[[Term], None] = lambda _: None,
 ) -> None:
-    """Campaign, lead, be deposed, campaign again; without end.
+    """Campaign, lead, be deposed, campaign again; without end. `on_term` hears of each term.
 
     A store that is away or full ends a term, not the controller: training goes on meanwhile, and
     whoever brings the store back should not have to think of us.
@@ -156,27 +163,23 @@ async def lead_again_and_again(
             continue
         journal.note("leading", controller=settings.controller, term=leadership.term)
         try:
-            await _lead(log, leadership, settings, preview, meters)
+            term = Term(
+                log,
+                leadership,
+                knobs=settings.knobs,
+                preview=preview,
+                meters=meters,
+                outside=outside_of(settings, meters),
+                plugins=plugins if plugins is not None else plugins_of(settings),
+            )
+            on_term(term)
+            await _lead(term, leadership, meters)
         except* (Deposed, HeadMoved, Retry, NoSpace) as over:
             journal.warn("the term is over", term=leadership.term, why=_first_of(over))
         wait = True
 
 
-async def _lead(
-    log: EventLog,
-    leadership: Leadership,
-    settings: Settings,
-    preview: Preview,
-    meters: Meters | None,
-) -> None:
-    term = Term(
-        log,
-        leadership,
-        knobs=settings.knobs,
-        preview=preview,
-        meters=meters,
-        outside=outside_of(settings, meters),
-    )
+async def _lead(term: Term, leadership: Leadership, meters: Meters | None) -> None:
     try:
         await term.run()
     finally:

@@ -19,6 +19,7 @@ from controlplane.leadership import Preview
 from controlplane.lines import words_of
 from controlplane.membership import Membership
 from controlplane.outside import Outside
+from controlplane.plugins import Plugins
 from controlplane.projection import everything
 from controlplane.reconciler import Reconciler
 from controlplane.snapshotting import Snapshotter
@@ -53,6 +54,7 @@ class Term:
         preview: Preview | None = None,
         meters: Meters | None = None,
         outside: Outside | None = None,
+        plugins: Plugins | None = None,
     ) -> None:
         self.leading = anyio.Event()
         """Set once the log is folded and the first turn is about to be taken."""
@@ -63,6 +65,7 @@ class Term:
         self._clock_ms = clock_ms
         self._knobs = knobs
         self._meters = meters
+        self._plugins = plugins if plugins is not None else Plugins()
         self._outside = outside if outside is not None else Outside()
         self._preview = preview if preview is not None else Preview(log)
 
@@ -86,6 +89,7 @@ class Term:
                 group.start_soon(membership.run, nodes)
                 group.start_soon(self.collector.run, vitals)
                 group.start_soon(self._snapshotter.run)
+                self._plugins.begin(group, self.reconciler, self.collector)
                 await self._outside.begin(group, self._log, self.reconciler)
                 self.leading.set()
                 await self.reconciler.run()
@@ -93,7 +97,9 @@ class Term:
 
     def _assemble(self, ledger: Ledger) -> Membership:
         """Build the parts around one reconciler, and give it what a new term begins with."""
-        reconciler = Reconciler(self._leadership, ledger, self._clock_ms)
+        reconciler = Reconciler(
+            self._leadership, ledger, self._clock_ms, own_rule=self._plugins.rule
+        )
 
         def states() -> FleetState:
             return reconciler.state

@@ -43,6 +43,8 @@ class Collector:
         self._states = states
         self._state_events = state_events
         self._clock_ms = clock_ms
+        self.listeners: list[Callable[[Vitals], None]] = []
+        """Told of each window of a node in duty. Must not block or raise."""
         self._detector = restored(_standing(states()))
         self._latest: dict[NodeId, Vitals] = {}
         self._lent: set[NodeId] = set()
@@ -82,16 +84,20 @@ class Collector:
                 self._take(delta.updated)
 
     def _take(self, items: Iterable[VitalsItem]) -> None:
+        self.offer(vitals for item in items if (vitals := self._decoded(item)) is not None)
+
+    def offer(self, windows: Iterable[Vitals]) -> None:
+        """Take in windows, from the store or from another source of metrics."""
         batch = []
-        for item in items:
-            vitals = self._decoded(item)
-            if vitals is None:
-                continue
-            self._latest[item.node] = vitals
-            node = self._states().current(item.node, item.incarnation)
+        for vitals in windows:
+            self._latest[vitals.node] = vitals
+            node = self._states().current(vitals.node, vitals.incarnation)
             if node is not None and node.state is NodeState.ACTIVE:
                 batch.append(self._marked(vitals))
         self._observe(batch)
+        for vitals in batch:
+            for listener in self.listeners:
+                listener(vitals)
 
     def _marked(self, vitals: Vitals) -> Vitals:
         """The window, marked if a sweep in which its node is the partner fell into it.
