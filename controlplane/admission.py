@@ -31,6 +31,7 @@ NODE_FACTS: Final = (
     e.WarmupPassed,
     e.WarmupFailed,
     e.RecordingMade,
+    e.CheckpointWritten,
     e.TransitionPrepared,
     e.TransitionRefused,
     e.TransitionApplied,

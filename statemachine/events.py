@@ -288,6 +288,23 @@ class RecordingMade(Event, frozen=True, tag=True):
     failure: str = ""
 
 
+class CheckpointWritten(Event, frozen=True, tag=True):
+    """A node wrote its shard's checkpoint of a step, or could not, and says why in `failure`.
+
+    `copy_ms` is what the step paid for it, `write_ms` what was done beside the run.
+    """
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    slot: Slot
+    step: int
+    nbytes: int = 0
+    copy_ms: float = 0.0
+    write_ms: float = 0.0
+    failure: str = ""
+
+
 # --- health -----------------------------------------------------------------------------------
 
 
@@ -796,6 +813,7 @@ AnyEvent = (
     | WarmupPassed
     | WarmupFailed
     | RecordingMade
+    | CheckpointWritten
     | VerdictIssued
     | VerdictWithdrawn
     | ActWithheld

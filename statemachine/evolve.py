@@ -126,7 +126,7 @@ def _folder_of(event: e.AnyEvent) -> Folder:
             return _leader_elected
         case e.UnknownEvent():
             return _unknown
-        case e.StepResumed() | e.FaultInjected() | e.FaultLifted():
+        case e.CheckpointWritten() | e.StepResumed() | e.FaultInjected() | e.FaultLifted():
             return _told
         case _ as unreachable:
             assert_never(unreachable)

@@ -146,6 +146,16 @@ class Recorded(Message, frozen=True, tag=True):
     failure: str = ""
 
 
+class Saved(Message, frozen=True, tag=True):
+    """A checkpoint of this process's shard was written beside the run, or why it was not."""
+
+    step: int
+    nbytes: int = 0
+    copy_ms: float = 0.0
+    write_ms: float = 0.0
+    failure: str = ""
+
+
 class Rehearsed(Message, frozen=True, tag=True):
     """A role was rehearsed, or why it could not be."""
 
@@ -254,6 +264,7 @@ FromWorker = (
     Ready
     | Recorded
     | Rehearsed
+    | Saved
     | PeerGone
     | PeerSilent
     | Broken

@@ -215,6 +215,8 @@ def on_message(me: Participant, said: m.FromWorker) -> Outcome:
             return _on_ready(me, said)
         case m.Recorded():
             return me, (Submit(_recorded(me, said)),)
+        case m.Saved():
+            return me, (Submit(_saved(me, said)),)
         case m.Rehearsed():
             return _on_rehearsed(me, said)
         case m.PeerGone():
@@ -290,6 +292,20 @@ def _recorded(me: Participant, said: m.Recorded) -> e.RecordingMade:
         nbytes=said.nbytes,
         tensors=said.tensors,
         took_ms=said.took_ms,
+        failure=said.failure,
+    )
+
+
+def _saved(me: Participant, said: m.Saved) -> e.CheckpointWritten:
+    return e.CheckpointWritten(
+        node=me.node,
+        incarnation=me.incarnation,
+        job=me.job,
+        slot=me.slot,
+        step=said.step,
+        nbytes=said.nbytes,
+        copy_ms=said.copy_ms,
+        write_ms=said.write_ms,
         failure=said.failure,
     )
 

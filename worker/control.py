@@ -222,6 +222,11 @@ class Control:
             )
         )
 
+    def slot(self) -> Slot:
+        """The slot that this process holds, or is about to; -1 if there is none."""
+        seat = self.seat() or self.prepared_seat()
+        return seat.slot if seat is not None else Slot(-1)
+
     def prepared_seat(self) -> Seat | None:
         """The seat that is being prepared, if there is one."""
         found = self._preparation

@@ -39,12 +39,13 @@ from worker.progress import Progress
 from worker.pulse import Pulse
 from worker.rehearsing import Rehearsing
 from worker.roles import PerRole, Roles, Taken
-from worker.saves import NOTHING_SAVED, Saves
+from worker.saves import NOTHING_SAVED, Saves, saves_in
 from worker.seat import Seat, layout_of
 from worker.startup import Startup
 from worker.state import TrainingState, seed_step
 from worker.step import Step
-from worker.vigil import Answering, Silence, Vigil
+from worker.telling import ready
+from worker.vigil import Answering, Vigil
 from worker.warmup.stamp import stamp_of
 
 log = logging.getLogger("worker.loop")
@@ -123,7 +124,7 @@ class Run:
         )
         self._answering = Answering(self._secret, self.job, endpoint.address)
         self._vigil = Vigil(
-            self._secret, self.job, hello.patience, self._watched_plans, self._peer_silent
+            self._secret, self.job, hello.patience, self._watched_plans, self._control.peer_silent
         )
         self._progress = Progress(channel)
         self._slow = SlowCompute.from_environment()
@@ -185,6 +186,16 @@ class Run:
         self._saves = Saves(newest, load)
         self._control.saved = self._saves.newest_or_none
 
+    def checkpoint(self, folder: str | Path, *, every: int, keep: int = 3) -> None:
+        """Write each shard's state to a folder of the job every so many steps, beside the run, and
+        begin a launch with the newest that is whole; call it before `steps`.
+
+        Raises:
+            CheckpointUnusable: the folder cannot be written.
+        """
+        self._saves = saves_in(Path(folder), every, keep, self._control, lambda: self._state)
+        self._control.saved = self._saves.newest_or_none
+
     def per_role(self, build: Callable[[], R]) -> PerRole[R]:
         """Let `build` make the parts of a role, where stages differ; call the result for them.
 
@@ -228,9 +239,7 @@ class Run:
             self._rehearsing.stamp = stamp
             self._startup.reached("build")
             log.info("code and state: %s (%s)", stamp.digest, stamp)
-            yield from self._startup.each(
-                "prime", self._rehearsing.prime(self._rehearsed_step)
-            )
+            yield from self._startup.each("prime", self._rehearsing.prime(self._rehearsed_step))
             self._say_ready()
             while not self._stopped:
                 if self._seat is not None and self._next <= self._last:
@@ -299,6 +308,7 @@ class Run:
         self._progress.committed(step.index, self._seat, step_ms, self._pulse.loss, told=told)
         if self._pulse.due():
             self._channel.send(m.Window(vitals=self._vitals()))
+        self._saves.after_step(step.index, self._seat)
         reach("step.committed")
 
     def _vitals(self) -> Any:
@@ -461,21 +471,19 @@ class Run:
         self._vigil.close()
         self._answering.close()
         self._rehearsing.close()
+        self._saves.finish()
         self._handover.close()
         for group in self._groups.values():
             group.close()
         self._endpoint.close()
 
     def _say_ready(self) -> None:
-        image = self._state.export()
         self._channel.send(
-            m.Ready(
-                pid=os.getpid(),
-                host=self._endpoint.address[0],
-                port=self._endpoint.address[1],
-                transfer_port=self._handover.port,
+            ready(
+                self._endpoint.address,
+                self._handover.port,
                 digest=self._rehearsing.digest,
-                state_bytes=image.nbytes,
+                state_bytes=self._export().nbytes,
                 records=self._rehearsing.folder is not None,
                 phases_ms=self._startup.phases_ms(),
             )
@@ -484,9 +492,6 @@ class Run:
     def _watched_plans(self) -> list[GroupPlan]:
         seats = (self._seat, self._control.prepared_seat())
         return [plan for seat in seats if seat is not None for plan in seat.plans.values()]
-
-    def _peer_silent(self, found: Silence) -> None:
-        self._control.peer_silent(found)
 
     def _peer_reset(self, member: Any, group: str) -> None:
         self._control.peer_reset(member.node, member.incarnation, group)

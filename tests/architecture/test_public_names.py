@@ -66,7 +66,10 @@ MEMBERS = {
     "Run": {"coordinate", "group", "register", "size", "steps"},
     "Step": {"record", "vote"},
 }
-FURTHER = {"Run": {"outside", "per_role", "present", "resume_with"}, "Step": set[str]()}
+FURTHER = {
+    "Run": {"checkpoint", "outside", "per_role", "present", "resume_with"},
+    "Step": set[str](),
+}
 """What only some loops need: stages that differ, replicas that come and go, side effects, and a
 checkpoint to begin with."""
 LOOP_NAMES_MAX = 5

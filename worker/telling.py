@@ -1,0 +1,30 @@
+"""What a training process tells its agent, put into messages.
+
+What belongs here: shapes with many fields, so that the loop reads as the story that it is.
+"""
+
+import os
+
+from statemachine import messages as m
+
+
+def ready(
+    address: tuple[str, int],
+    transfer_port: int,
+    *,
+    digest: str,
+    state_bytes: int,
+    records: bool,
+    phases_ms: dict[str, float],
+) -> m.Ready:
+    """The user's code reached its step loop; `address` is where its links listen."""
+    return m.Ready(
+        pid=os.getpid(),
+        host=address[0],
+        port=address[1],
+        transfer_port=transfer_port,
+        digest=digest,
+        state_bytes=state_bytes,
+        records=records,
+        phases_ms=phases_ms,
+    )
