@@ -12,7 +12,7 @@ What may not be here: time, choice of nodes (`decide`), delivery (`participant`)
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -82,7 +82,7 @@ def planned_handovers(
         handover = Handover(
             slot=change.slot,
             joiner=change.joiner,
-            sources=_some(change.slot, [held[s] for s in replicas if s in held])
+            sources=some_sources(change.slot, [held[s] for s in replicas if s in held])
             or (change.leaver,),
             kind="leaver" if change.leaver else "replica",
         )
@@ -115,7 +115,7 @@ def resume_point(
     for slot in sorted(members):
         if slot in current:
             continue
-        sources = _some(slot, [members[s] for s in layout.replicas_of(slot) if s in current])
+        sources = some_sources(slot, [members[s] for s in layout.replicas_of(slot) if s in current])
         if sources:
             handovers.append(Handover(slot=slot, joiner=members[slot], sources=sources))
             continue
@@ -136,7 +136,10 @@ def resume_point(
     )
 
 
-def _some(slot: Slot, replicas: Sequence[NodeId]) -> tuple[NodeId, ...]:
+_T = TypeVar("_T")
+
+
+def some_sources(slot: Slot, replicas: Sequence[_T]) -> tuple[_T, ...]:
     """So many of the replicas of a slot as give its state at once; of many, those that joiners of
     neighbouring slots do not ask as well.
     """

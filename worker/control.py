@@ -93,6 +93,8 @@ class Control:
     saved: Callable[[], int] = lambda: -1
     """The last step in the newest checkpoint that this process can load; -1: none."""
     _becoming: bool = False
+    expect: Callable[[m.Prepare | None], None] = lambda _: None
+    """Told what this process joins, on the listening thread, so that it can ask for state early."""
     _orders: list[Order] = field(default_factory=list)
     _preparation: _Preparation | None = None
     _parked: Report | None = None
@@ -276,6 +278,7 @@ class Control:
                 self.interrupt.set()
         if message.motive is Motive.UNPLANNED:
             self._abandon_all(CauseKind.TOLD, f"transition {message.transition}")
+        self.expect(message if seat is not None and self.seat() is None else None)
         worker = threading.Thread(
             target=self._build, args=(message, seat), name="prepare", daemon=True
         )
@@ -368,6 +371,7 @@ class Control:
         return replace(self._parked, saved=self.saved())
 
     def _cancel(self, message: m.Cancel) -> None:
+        self.expect(None)
         with self.changed:
             found = self._preparation
             if found is not None and found.message.transition == message.transition:

@@ -3,10 +3,15 @@
 What belongs here: which offers are open, and what of a transfer's outcome matters to the loop.
 What does not: the stream itself (`transfer`), what the state is (`state`).
 
+A joiner asks its likely sources as soon as it prepares, so that nothing but bytes is left to be
+moved once it is known who gives them.
+
 A source may compute on while it serves: the bytes on offer change only in the optimizer, after a
 vote in which the receiver takes part, so what is still on offer then is taken back: the receiver
 had it from somebody else. Only a leaver waits, since it has nothing else to do.
 """
+
+from __future__ import annotations
 
 import logging
 import threading
@@ -15,14 +20,20 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from statemachine import messages as m
+from statemachine.events import Motive
 from statemachine.ids import Incarnation, JobId, NodeId, TransitionId
+from statemachine.layout import Layout
 from statemachine.topology import Holder
+from statemachine.transition import some_sources
 from worker.faultpoints import reach
 from worker.state import TrainingState
 from worker.transfer import (
     LENT,
+    Claim,
+    Fetching,
     ImageHeader,
     ImageRefused,
+    Limits,
     Offer,
     Party,
     Source,
@@ -42,7 +53,50 @@ NEWS_WAIT_S: Final = 3.0
 """How long a failed receiver waits to hear that its sources were lost; after that the fault is its
 own, and its process ends so that somebody else takes the slot."""
 
+LIMITS: Final = Limits(connect_s=2.0, offer_wait_s=60.0, stall_s=30.0)
+
 _POLL_S: Final = 0.05
+
+
+class _Expected:
+    """A transfer that has begun before its order came; what arrives waits for `decide`."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.fetching = Fetching(claim, self._into, LIMITS)
+        self._decided = threading.Event()
+        self._decision: Callable[[ImageHeader], StateImage] | None = None
+
+    def _into(self, header: ImageHeader) -> StateImage:
+        self._decided.wait()
+        if self._decision is None:
+            raise ImageRefused("the transfer was given up")
+        return self._decision(header)
+
+    def decide(self, into: Callable[[ImageHeader], StateImage]) -> None:
+        """Let the state arrive."""
+        self._decision = into
+        self._decided.set()
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self._decided.set()
+        self.fetching.cancel()
+
+
+def _source(holder: Holder) -> Source:
+    return Source(holder.host, holder.transfer_port, Party(holder.node, holder.incarnation))
+
+
+def likely_sources(layout: Layout, message: m.Prepare) -> tuple[Holder, ...]:
+    """Who may be told to give a joiner its state: its leaver if there is one, else its replicas."""
+    if message.motive is Motive.PLANNED:
+        return tuple(holder for holder in message.leavers if holder.slot == message.slot)
+    if message.motive is not Motive.UNPLANNED:
+        return ()
+    held = {holder.slot: holder for holder in message.members}
+    replicas = [held[slot] for slot in layout.replicas_of(message.slot) if slot in held]
+    return tuple(some_sources(message.slot, replicas))
 
 
 class Handover:
@@ -56,6 +110,8 @@ class Handover:
         self._me = Party(node, incarnation)
         self._server = TransferServer(secret=secret, job=job, me=self._me, host=host)
         self._offers: list[Offer] = []
+        self._expecting = threading.Lock()
+        self._expected: _Expected | None = None
 
     @property
     def port(self) -> int:
@@ -88,6 +144,34 @@ class Handover:
             offer.close()
         self._offers.clear()
 
+    def expect(self, layout: Layout, message: m.Prepare | None) -> None:
+        """Ask those who may give the state in a transition, before it is known who will.
+
+        Whoever was asked for another transition is let go.
+        """
+        sources = likely_sources(layout, message) if message is not None else ()
+        with self._expecting:
+            if self._expected is not None:
+                self._expected.cancel()
+                self._expected = None
+            if message is not None and sources:
+                self._expected = _Expected(self._claim(message.transition))
+                self._expected.fetching.ask([_source(holder) for holder in sources])
+
+    def _claim(self, transition: TransitionId) -> Claim:
+        return Claim(self._secret, self._job, transition, self._me)
+
+    def _begun(self, transition: TransitionId) -> _Expected:
+        """What was begun for this transition, or begins now."""
+        claim = self._claim(transition)
+        with self._expecting:
+            found, self._expected = self._expected, None
+            if found is None or found.claim != claim:
+                if found is not None:
+                    found.cancel()
+                found = _Expected(claim)
+            return found
+
     def fetch(
         self, order: m.Commit, state: TrainingState, interrupt: threading.Event
     ) -> tuple[int, int] | None:
@@ -107,22 +191,11 @@ class Handover:
             reach("transfer.receiving")
             return state.receiver(header)
 
-        sources = [
-            Source(holder.host, holder.transfer_port, Party(holder.node, holder.incarnation))
-            for holder in order.sources
-        ]
+        begun = self._begun(order.transition)
+        begun.decide(into)
         try:
-            report = fetch(
-                sources,
-                secret=self._secret,
-                job=self._job,
-                transition=order.transition,
-                joiner=self._me,
-                into=into,
-                abort=interrupt,
-                offer_wait_s=60.0,
-                stall_s=30.0,
-            )
+            begun.fetching.settle([_source(holder) for holder in order.sources])
+            report = begun.fetching.finish(interrupt)
         except TransferAborted:
             log.info("transfer of transition %d abandoned", order.transition)
             return None
@@ -168,6 +241,9 @@ class Handover:
         return report.image
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving, and asking."""
+        with self._expecting:
+            if self._expected is not None:
+                self._expected.cancel()
         self.withdraw()
         self._server.close()

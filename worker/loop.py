@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -109,6 +109,7 @@ class Run:
             channel, self.job, self.layout, self._local_rank, self._groups, lambda: self._seat
         )
         self._control.needs_parts = self._roles.needs
+        self._control.expect = partial(self._handover.expect, self.layout)
         self._rehearsing = Rehearsing(
             hello.declared,
             f"{self.node}.{self.incarnation}",

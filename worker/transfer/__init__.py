@@ -7,7 +7,7 @@ Reading order: image (what travels), token (who may have it), seal (how a chunk 
 wire (the conversation), offer and server (giving), pool, draw and fetch (taking).
 """
 
-from worker.transfer.draw import Source, SourceReport
+from worker.transfer.draw import Limits, Source, SourceReport
 from worker.transfer.errors import (
     ImageRefused,
     PeerRefused,
@@ -15,7 +15,7 @@ from worker.transfer.errors import (
     TransferError,
     TransferFailed,
 )
-from worker.transfer.fetch import TransferReport, fetch
+from worker.transfer.fetch import Claim, Fetching, TransferReport, fetch
 from worker.transfer.image import ImageHeader, StateImage, TensorSpec, TensorView
 from worker.transfer.offer import Offer
 from worker.transfer.server import TransferServer
@@ -24,8 +24,11 @@ from worker.transfer.token import LENT, Binding, Party
 __all__ = [
     "LENT",
     "Binding",
+    "Claim",
+    "Fetching",
     "ImageHeader",
     "ImageRefused",
+    "Limits",
     "Offer",
     "Party",
     "PeerRefused",

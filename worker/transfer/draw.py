@@ -64,7 +64,8 @@ class Draw:
         """Prepare; raises ValueError on a secret that is too short."""
         self.report = SourceReport(source.party.node)
         self.drawing = False
-        self._source, self._binding, self._into, self._limits = source, binding, into, limits
+        self.source = source
+        self._binding, self._into, self._limits = binding, into, limits
         self._token = binding.token(secret)
         family = socket.AF_INET6 if ":" in source.host else socket.AF_INET
         self._sock = socket.socket(family, socket.SOCK_STREAM)
@@ -94,7 +95,7 @@ class Draw:
 
     def _connect(self) -> None:
         try:
-            self._sock.connect((self._source.host, self._source.port))
+            self._sock.connect((self.source.host, self.source.port))
         except BlockingIOError:
             raise TimeoutError("no connection in time") from None
 

@@ -8,6 +8,10 @@ faster source gives more and nobody waits for a slow one until the end. What a s
 for and has not given goes back into the pool when it dies, stalls or hands over a chunk that does
 not fit its seal. Chunks land in the destination's own memory; per source there is one chunk of
 scratch space beside it.
+
+A transfer may begin before it is known who will give: connecting and proving take several round
+trips, each of which waits for both processes to be scheduled. Sources are asked in advance, and
+hold their answer until they make an offer; `settle` then says which of them count.
 """
 
 from __future__ import annotations
@@ -67,36 +71,97 @@ def fetch(
         TransferFailed: no source is left; the message says what each one did.
         ValueError: the secret is too short.
     """
-    destination = Destination(into, len(sources))
     limits = Limits(connect_timeout_s, offer_wait_s, stall_s)
-    draws = [
-        Draw(
-            each, Binding(job, transition, attempt, each.party, joiner), secret, destination, limits
-        )
-        for each in sources
-    ]
-    return _Effort(draws, destination).run(abort)
+    begun = Fetching(Claim(secret, job, transition, joiner, attempt), into, limits)
+    begun.settle(sources)
+    return begun.finish(abort)
 
 
-class _Effort:
-    """All sources of one transfer, until it is complete, aborted or hopeless."""
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a transfer is for; from it and a source follows the token that both must have."""
 
-    def __init__(self, draws: list[Draw], destination: Destination) -> None:
-        self._draws, self._destination = draws, destination
+    secret: bytes
+    job: str
+    transition: int
+    joiner: Party
+    attempt: int = 0
+
+    def binding(self, source: Party) -> Binding:
+        """The binding of the token."""
+        return Binding(self.job, self.transition, self.attempt, source, self.joiner)
+
+
+class Fetching:
+    """All sources of one transfer, until it is complete, aborted or hopeless.
+
+    `ask` sources in advance, `settle` which of them give, and `finish`; or `cancel`.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        into: StateImage | Callable[[ImageHeader], StateImage],
+        limits: Limits,
+    ) -> None:
+        self._claim, self._limits = claim, limits
+        self._destination = Destination(into)
+        self._draws: list[Draw] = []
+        self._threads: dict[Draw, threading.Thread] = {}
         self._progress = threading.Condition()
-        self._running = len(draws)
+        self._running: set[Draw] = set()
 
-    def run(self, abort: threading.Event | None) -> TransferReport:
-        started = time.perf_counter()
-        threads = [
-            threading.Thread(target=self._run_one, args=(each,), name="transfer-draw", daemon=True)
-            for each in self._draws
-        ]
-        for thread in threads:
+    def ask(self, sources: Sequence[Source]) -> None:
+        """Connect to sources, prove who we are, and wait for what each has to offer.
+
+        Raises:
+            ValueError: the secret is too short.
+        """
+        for each in sources:
+            binding = self._claim.binding(each.party)
+            draw = Draw(each, binding, self._claim.secret, self._destination, self._limits)
+            thread = threading.Thread(
+                target=self._run_one, args=(draw,), name="transfer-draw", daemon=True
+            )
+            with self._progress:
+                self._running.add(draw)
+            self._draws.append(draw)
+            self._threads[draw] = thread
             thread.start()
+
+    def settle(self, sources: Sequence[Source]) -> None:
+        """These give the state: let the others go, and ask those that were not asked, or in vain.
+
+        Raises:
+            ValueError: the secret is too short.
+        """
+        self._destination.expect(len(sources))
+        with self._progress:
+            waiting = {draw.source: draw for draw in self._running}
+        for source, draw in waiting.items():
+            if source not in sources:
+                draw.hang_up()
+                del self._threads[draw]  # it was offered nothing, so it has nothing to write
+        self._draws = [draw for source, draw in waiting.items() if source in sources]
+        self.ask([source for source in sources if source not in waiting])
+
+    def cancel(self) -> None:
+        """Let every source go; returns once none is heard any more."""
+        if self._destination.pool is not None:
+            self._destination.pool.stop()
+        with self._progress:
+            waiting = list(self._running)
+        for draw in waiting:
+            draw.hang_up()
+        for thread in self._threads.values():
+            thread.join()
+
+    def finish(self, abort: threading.Event | None) -> TransferReport:
+        """Wait until everything is there; raises as `fetch` does."""
+        started = time.perf_counter()
         setup_s = 0.0
         try:
-            while self._running and not self._destination.complete:
+            while self._asking() and not self._destination.complete:
                 if abort is not None and abort.is_set():
                     raise TransferAborted("transfer stopped on request")
                 with self._progress:
@@ -105,16 +170,19 @@ class _Effort:
                     setup_s = time.perf_counter() - started
         finally:
             self._wind_up()
-            for thread in threads:
+            for thread in self._threads.values():
                 thread.join()
         return self._reported(started, setup_s)
+
+    def _asking(self) -> bool:
+        return any(draw in self._running for draw in self._draws)
 
     def _run_one(self, draw: Draw) -> None:
         try:
             draw.run()
         finally:
             with self._progress:
-                self._running -= 1
+                self._running.discard(draw)
                 self._progress.notify_all()
 
     def _wind_up(self) -> None:

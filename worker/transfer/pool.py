@@ -17,14 +17,16 @@ from worker.transfer.image import ChunkMap, ImageHeader, StateImage
 class Destination:
     """The image being received. The first header that fits decides; later ones must equal it."""
 
-    def __init__(
-        self, into: StateImage | Callable[[ImageHeader], StateImage], sources: int = 1
-    ) -> None:
-        self._into, self._sources = into, sources
+    def __init__(self, into: StateImage | Callable[[ImageHeader], StateImage]) -> None:
+        self._into, self._sources = into, 1
         self._adopting = threading.Lock()
         self._header: bytes | None = None
         self.image: StateImage | None = None
         self.pool: ChunkPool | None = None
+
+    def expect(self, sources: int) -> None:
+        """So many sources will share the work; says how much each is asked for at once."""
+        self._sources = max(1, sources)
 
     def adopt(self, encoded: bytes) -> ChunkPool:
         """The pool of chunks to fill for this header; raises ImageRefused if it does not fit."""
