@@ -78,6 +78,8 @@ def touched_by(before: FleetState, event: e.AnyEvent) -> Touched:
             sweep = before.sweeps.get(event.sweep)
             pair = (sweep.request.node, sweep.request.partner) if sweep is not None else ()
             nodes |= {name for name in pair if name}
+        case e.PolicyChanged():
+            jobs = tuple(before.jobs)
         case _:
             pass
     of_nodes = {before.nodes[name].job for name in nodes if name in before.nodes} - {JobId("")}

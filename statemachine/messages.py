@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from statemachine.errors import EventCorrupt
 from statemachine.events import Handover, JobDeclared, Motive, Report
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot, TransitionId
-from statemachine.topology import Holder, WarmupCaps
+from statemachine.topology import Holder, Patience, WarmupCaps
 from statemachine.vitals import Vitals
 
 
@@ -21,18 +21,6 @@ class Message(Struct, frozen=True, kw_only=True, tag_field="say", omit_defaults=
 
 
 # --- agent -> training process ----------------------------------------------------------------
-
-
-class Patience(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How long a training process waits before it asks its peers, and for their answers.
-
-    The knobs of the same names in `policy`.
-    """
-
-    wait_floor_s: float = 1.0
-    wait_steps: float = 10.0
-    silence_s: float = 2.0
-    hang_deadline_s: float = 600.0
 
 
 class Hello(Message, frozen=True, tag=True):

@@ -61,6 +61,18 @@ class Pending(Struct, frozen=True, kw_only=True, omit_defaults=True):
     handovers: tuple[e.Handover, ...] = ()
 
 
+class Patience(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long a training process waits: before it asks its peers, for their answers, and for a
+    collective in which nothing moves. The knobs of the same names in `policy`, in force for
+    processes that start after they were set.
+    """
+
+    wait_floor_s: float = 1.0
+    wait_steps: float = 10.0
+    silence_s: float = 2.0
+    hang_deadline_s: float = 600.0
+
+
 class Desired(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a job's workers shall be: the committed epoch, and what is pending."""
 
@@ -73,6 +85,7 @@ class Desired(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_requested: bool = False
     """Whether the ranks shall agree on a last step in their next vote."""
     finished: bool = False
+    patience: Patience = Patience()
 
 
 class WarmupCaps(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -160,6 +173,17 @@ def desired_of(state: FleetState, job: Job) -> Desired:
         pending=_pending(state, job, pending) if pending is not None else None,
         stop_requested=job.stop_requested,
         finished=job.finished,
+        patience=patience_of(state.policy),
+    )
+
+
+def patience_of(policy: Policy) -> Patience:
+    """The knobs of a policy that a training process heeds."""
+    return Patience(
+        wait_floor_s=policy.wait_floor_s,
+        wait_steps=policy.wait_steps,
+        silence_s=policy.silence_s,
+        hang_deadline_s=policy.hang_deadline_s,
     )
 
 

@@ -215,12 +215,7 @@ class NodeLife:
                     secret_path=str(self._settings.secret_path),
                     host=self._settings.host,
                     recordings=str(self._settings.recordings),
-                    patience=m.Patience(
-                        wait_floor_s=self._settings.policy.wait_floor_s,
-                        wait_steps=self._settings.policy.wait_steps,
-                        silence_s=self._settings.policy.silence_s,
-                        hang_deadline_s=self._settings.policy.hang_deadline_s,
-                    ),
+                    patience=self._desired.patience,
                 )
             )
         self._take(on_desired(self._me, self._desired))

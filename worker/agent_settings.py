@@ -99,7 +99,6 @@ def _parser() -> _Parser:
     add("--stop-grace-s", type=float, default=1.0, help="time that training gets to end itself")
     add("--lease-ttl-s", type=float, default=10.0, help="life of the lease without renewal")
     add("--abort-deadline-s", type=float, default=5.0, help="time to leave an aborted collective")
-    add("--hang-deadline-s", type=float, default=600.0, help="time that peers wait for a hung rank")
     add("--ca", default="", help="PEM file of the authority that signed etcd's certificate")
     add("--cert", default="", help="PEM file of this agent's certificate")
     add("--key", default="", help="PEM file of its key")
@@ -133,7 +132,7 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
         rejoin=found.rejoin,
         patience_s=found.patience_s,
         stop_grace_s=found.stop_grace_s,
-        policy=_policy(found.lease_ttl_s, found.abort_deadline_s, found.hang_deadline_s),
+        policy=_policy(found.lease_ttl_s, found.abort_deadline_s),
         tls=tls if found.etcd.startswith("https://") else None,
     )
 
@@ -165,7 +164,7 @@ def _labels(pairs: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-def _policy(lease_ttl_s: float, abort_deadline_s: float, hang_deadline_s: float) -> Policy:
+def _policy(lease_ttl_s: float, abort_deadline_s: float) -> Policy:
     """Timeouts of this agent; those that hang on the lease keep their ratio to it."""
     defaults = Policy()
     share = lease_ttl_s / defaults.lease_ttl_s
@@ -175,7 +174,6 @@ def _policy(lease_ttl_s: float, abort_deadline_s: float, hang_deadline_s: float)
         "renew_interval_s": defaults.renew_interval_s * share,
         "store_try_s": min(defaults.store_try_s, defaults.renew_interval_s * share / 2),
         "abort_deadline_s": abort_deadline_s,
-        "hang_deadline_s": hang_deadline_s,
     }
     return policy_of(knobs, "agent")
 

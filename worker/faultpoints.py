@@ -115,7 +115,7 @@ class _Listener:
 
 
 def _take_memory() -> None:
-    taken = []
+    taken: list[bytearray] = []
     while len(taken) * _GRAB_BYTES < _TAKEN_BYTES_MAX:
         taken.append(bytearray(os.urandom(4096) * (_GRAB_BYTES // 4096)))  # written: resident
     raise MemoryError

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from statemachine.messages import Patience
+from statemachine.topology import Patience
 from worker.groups.port import GroupPlan, Member
 
 log = logging.getLogger("worker.vigil")

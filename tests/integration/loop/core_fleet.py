@@ -33,7 +33,7 @@ from statemachine.participant import (
     on_orders,
 )
 from statemachine.state import FleetState
-from statemachine.topology import desired_of, orders_of
+from statemachine.topology import desired_of, orders_of, patience_of
 from worker.agent_abort import AbortWatch
 from worker.channel import AgentChannel, ChannelClosed, open_pair
 from worker.diary import STEPS_VARIABLE
@@ -196,12 +196,7 @@ class CoreFleet:
                 secret_path=str(self.secret),
                 host=machine.host,
                 recordings=str(self.folder / "recordings" / name) if self.records else "",
-                patience=m.Patience(
-                    wait_floor_s=self.state.policy.wait_floor_s,
-                    wait_steps=self.state.policy.wait_steps,
-                    silence_s=self.state.policy.silence_s,
-                    hang_deadline_s=self.state.policy.hang_deadline_s,
-                ),
+                patience=patience_of(self.state.policy),
             )
         )
         task = asyncio.create_task(self._hear(node))

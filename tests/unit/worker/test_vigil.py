@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from statemachine.messages import Patience
+from statemachine.topology import Patience
 from worker.groups.port import GroupPlan, Member
 from worker.vigil import TICK_S, Answering, Silence, Vigil
 

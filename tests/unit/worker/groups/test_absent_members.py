@@ -64,4 +64,6 @@ def test_the_mean_of_ddp_is_over_those_who_are_there(alone: ManagedGroup) -> Non
     model.weight.grad = None
     wrapped(torch.ones(1, 2)).sum().backward()
 
-    assert torch.equal(model.weight.grad, torch.ones(1, 2))
+    found = model.weight.grad
+    assert found is not None
+    assert torch.equal(found, torch.ones(1, 2))
