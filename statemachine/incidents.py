@@ -153,6 +153,38 @@ class _Account(Struct, kw_only=True):
 _Key = tuple[JobId, TransitionId]
 
 
+_PROGRESS_KINDS: Final = (
+    e.TransitionPrepared,
+    e.TransitionCommitted,
+    e.TransitionApplied,
+    e.StepResumed,
+    e.TransitionFinished,
+    e.TransitionAborted,
+)
+"""What is told of a transition after its plan: most of a log."""
+
+_PROGRESS: Final = frozenset(_PROGRESS_KINDS)
+
+_SAID: Final = frozenset(
+    {
+        e.PeerReset,
+        e.PeerWaited,
+        e.WorkerExited,
+        e.LeaseExpired,
+        e.NodeLost,
+        e.NodeLeft,
+        e.DrainRequested,
+        e.SwitchoverRequested,
+        e.QuarantineRequested,
+        e.VerdictIssued,
+        e.VerdictWithdrawn,
+        e.FaultInjected,
+        e.TransitionPlanned,
+    }
+)
+"""What may be evidence, a wish, a fault or a plan; looked up before it is looked at."""
+
+
 class Telling(Struct, kw_only=True):
     """Everything that incidents are told from, gathered in one pass.
 
@@ -177,6 +209,14 @@ class Telling(Struct, kw_only=True):
 
     def hear(self, recorded: e.Recorded) -> None:
         """Take in one entry, with the state before it still at hand."""
+        kind = type(recorded.event)
+        if kind in _PROGRESS:
+            self._progress(recorded)
+        elif kind in _SAID:
+            self._heard(recorded)
+        self.state = evolve(self.state, recorded)
+
+    def _heard(self, recorded: e.Recorded) -> None:
         event = recorded.event
         match event:
             case e.PeerReset():
@@ -198,8 +238,7 @@ class Telling(Struct, kw_only=True):
             case e.TransitionPlanned() if event.motive is not e.Motive.LAUNCH:
                 self._planned(recorded, _whole(event, evolve(self.state, recorded)))
             case _:
-                self._progress(recorded)
-        self.state = evolve(self.state, recorded)
+                pass
 
     def _planned(self, recorded: e.Recorded, plan: e.TransitionPlanned) -> None:
         job = self.state.jobs.get(plan.job)
@@ -235,7 +274,8 @@ class Telling(Struct, kw_only=True):
 
     def _progress(self, recorded: e.Recorded) -> None:
         event = recorded.event
-        key = (getattr(event, "job", JobId("")), getattr(event, "transition", TransitionId(0)))
+        assert isinstance(event, _PROGRESS_KINDS)
+        key = (event.job, event.transition)
         account = self.accounts.get(key)
         if account is None:
             return
@@ -252,8 +292,6 @@ class Telling(Struct, kw_only=True):
                 account.finished = True
             case e.TransitionAborted():
                 account.aborted = True
-            case _:
-                pass
 
 
 def _whole(plan: e.TransitionPlanned, after: FleetState) -> e.TransitionPlanned:

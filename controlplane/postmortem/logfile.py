@@ -70,6 +70,7 @@ class LogFile:
         self._beyond = beyond
         self._fleet = fleet
         self._begin = offset
+        self._segment = ""
         self._last = Position(after)
         self._at_ms = 0
 
@@ -80,16 +81,28 @@ class LogFile:
             UsageError: the file cannot be read, or holds no log at all.
         """
         lines = self._segments() if self.path.is_dir() else self._lines()
-        stopped = False
-        for where, offset, raw in lines:
+        decode, stopped = decode_recorded, False
+        for number, offset, raw in lines:
             if stopped:
                 self.unread += 1
                 continue
-            recorded = self._decoded(where, raw)
-            if recorded is None or not self._fits(where, recorded):
+            try:
+                recorded = decode(raw)
+            except CodecError as error:
+                self._hurt(self._where(number, offset), "unreadable", str(error))
                 stopped = not self._beyond
                 self.unread += stopped
                 continue
+            in_order = recorded.position == self._last + 1 and recorded.at_ms >= self._at_ms
+            if in_order and self._last:
+                self._last, self._at_ms = recorded.position, recorded.at_ms
+            elif not self._fits(self._where(number, offset), recorded):
+                stopped = not self._beyond
+                self.unread += stopped
+                continue
+            if type(recorded.event) is UnknownEvent:
+                tag = recorded.event.tag
+                self.newer[tag] = self.newer.get(tag, 0) + 1
             self.offset = offset
             yield recorded
         if not self._last and not self.damage:
@@ -132,45 +145,39 @@ class LogFile:
 
     # --- bytes --------------------------------------------------------------------------------
 
-    def _lines(self) -> Iterator[tuple[str, int, bytes]]:
+    def _where(self, number: int, offset: int) -> str:
+        if self.path.is_dir():
+            return self._segment
+        return f"byte {offset}" if self._begin else f"line {number}"
+
+    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
         try:
             with self.path.open("rb") as file:
                 file.seek(self._begin)
                 offset = self._begin
                 for number, raw in enumerate(file, 1):
-                    where = f"line {number}" if not self._begin else f"byte {offset}"
-                    if not raw.endswith(b"\n"):
+                    if raw[-1:] != b"\n":
+                        where = self._where(number, offset)
                         self._hurt(where, "cut", "the file ends within this line")
                         return
-                    if raw != b"\n":
-                        yield where, offset, raw[:-1]
+                    if len(raw) > 1:
+                        yield number, offset, raw
                     offset += len(raw)
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from error
 
-    def _segments(self) -> Iterator[tuple[str, int, bytes]]:
-        fleet = self._fleet
+    def _segments(self) -> Iterator[tuple[int, int, bytes]]:
         if not any(_SEGMENT.match(each.name) for each in self.path.iterdir()):
             raise UsageError(f"{self.path}: no archive segment in this folder")
         try:
-            for segment in chain_of(self.path, fleet):
+            for segment in chain_of(self.path, self._fleet):
+                self._segment = segment.path.name
                 for entry in read_segment(segment):
-                    yield segment.path.name, 0, entry.raw
+                    yield 0, 0, entry.raw
         except LogCorrupt as error:
             self._hurt(str(self.path), "unreadable", str(error))
 
     # --- entries ------------------------------------------------------------------------------
-
-    def _decoded(self, where: str, raw: bytes) -> Recorded | None:
-        try:
-            recorded = decode_recorded(raw)
-        except CodecError as error:
-            self._hurt(where, "unreadable", str(error))
-            return None
-        if isinstance(recorded.event, UnknownEvent):
-            tag = recorded.event.tag
-            self.newer[tag] = self.newer.get(tag, 0) + 1
-        return recorded
 
     def _fits(self, where: str, recorded: Recorded) -> bool:
         """Whether an entry may follow those before it; remembers it if so."""
