@@ -101,13 +101,10 @@ class Run:
         endpoint = LinkEndpoint(self.job, self.node, self.incarnation, self._secret, host)
         self._endpoint = endpoint
         limit_s = hello.patience.hang_deadline_s
-        self._groups = make_groups(
-            self.layout, self._local_rank, endpoint, self._peer_reset, limit_s
-        )
+        ours = self.layout, self._local_rank
+        self._groups = make_groups(*ours, endpoint, self._peer_reset, limit_s)
         self._handover = Handover(self._secret, self.job, self.node, self.incarnation, host)
-        self._control = Control(
-            channel, self.job, self.layout, self._local_rank, self._groups, lambda: self._seat
-        )
+        self._control = Control(channel, self.job, *ours, self._groups, lambda: self._seat)
         self._control.needs_parts = self._roles.needs
         self._control.expect = partial(self._handover.expect, self.layout)
         self._rehearsing = Rehearsing(
