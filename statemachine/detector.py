@@ -22,6 +22,8 @@ Theory of operation.
 from __future__ import annotations  # rpds maps take no subscript at run time
 
 from collections.abc import Iterable, Mapping
+from functools import partial
+from math import sqrt
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -32,11 +34,15 @@ from statemachine.comparison import Aspect, Comparison, compare, spread
 from statemachine.detector_policy import DetectorPolicy
 from statemachine.events import VerdictIssued
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role
-from statemachine.judgement import VERSION, Case, Judgement, Trace, expired, judge
+from statemachine.judgement import VERSION, Case, Judgement, Trace, expired, horizons, judge
 from statemachine.vitals import Vitals, median
 
 __all__ = ["VERSION", "DetectorPolicy", "DetectorState", "Judgement", "Observation"]
 __all__ += ["observe", "restored"]
+
+
+Traces = Mapping[Aspect, Trace]
+"""What is remembered of one node, by aspect."""
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -51,12 +57,13 @@ class Record(Struct, frozen=True, kw_only=True):
     epoch: Epoch
     window: int
     fresh: int = 1
-    traces: Mapping[Aspect, Trace] = MappingProxyType({})
+    traces: Traces = MappingProxyType({})
 
 
 class Cohort(Struct, frozen=True, kw_only=True):
     """Nodes in one role of one job: the round being gathered, noise and pace of earlier ones.
 
+    `noise` is that of single windows, `apart` how far means of several were apart, each by round.
     `last_step` is the last step of any window gathered; -1 while there is none.
     """
 
@@ -65,7 +72,12 @@ class Cohort(Struct, frozen=True, kw_only=True):
     gathered: HashTrieMap[NodeId, Vitals] = HashTrieMap()
     awaited: HashTrieSet[NodeId] = HashTrieSet()
     noise: Mapping[Aspect, tuple[float, ...]] = MappingProxyType({})
+    apart: Mapping[tuple[Aspect, int], tuple[float, ...]] = MappingProxyType({})
     pace_ms: tuple[float, ...] = ()
+
+
+_NOBODY: HashTrieMap[NodeId, Vitals] = HashTrieMap()
+_NOONE: HashTrieSet[NodeId] = HashTrieSet()
 
 
 class DetectorState(Struct, frozen=True, kw_only=True):
@@ -145,7 +157,7 @@ def _with_cohort(state: DetectorState, vitals: Vitals) -> DetectorState:
     if cohort is None:
         cohort = Cohort(epoch=vitals.epoch)
     elif vitals.epoch > cohort.epoch:
-        cohort = Cohort(epoch=vitals.epoch, noise=cohort.noise, pace_ms=cohort.pace_ms)
+        cohort = replace(cohort, epoch=vitals.epoch, last_step=-1, gathered=_NOBODY, awaited=_NOONE)
     return replace(state, cohorts=state.cohorts.insert(key, cohort))
 
 
@@ -193,29 +205,22 @@ def _recorded(before: Record | None, vitals: Vitals, policy: DetectorPolicy) -> 
 _NO_TRACE = Trace()
 
 
-class _Scatter:
-    """How far the means of nodes of a cohort are apart; computed only where it is asked for."""
+def _apart(traces: Mapping[NodeId, Traces], aspect: Aspect, windows: int) -> float:
+    """How far the mean log ratios of so many windows are apart now; 0 with too few to tell."""
+    means = [
+        kept.mean(windows)
+        for node in traces
+        if (kept := traces[node].get(aspect)) is not None and len(kept.logs) >= windows
+    ]
+    if len(means) < _APART_NODES_MIN:
+        return 0.0
+    middle = median(means)
+    return spread([mean - middle for mean in means])
 
-    def __init__(self, traces: Mapping[NodeId, Mapping[Aspect, Trace]]) -> None:
-        self._traces = traces
-        self._known: dict[tuple[Aspect, int], dict[NodeId, float]] = {}
 
-    def of(self, aspect: Aspect, windows: int, node: NodeId) -> float:
-        """Robust standard deviation of the mean log ratios of the peers of `node`; 0 for fewer
-        than two. A few slow nodes hardly move it, and the node itself not at all.
-        """
-        key = (aspect, windows)
-        if key not in self._known:
-            self._known[key] = {
-                name: trace.mean(windows)
-                for name, traces in self._traces.items()
-                if (trace := traces.get(aspect)) is not None and len(trace.logs) >= windows
-            }
-        peers = [mean for name, mean in self._known[key].items() if name != node]
-        if len(peers) < 2:
-            return 0.0
-        middle = median(peers)
-        return spread([mean - middle for mean in peers])
+_APART_NODES_MIN = 4
+_APART_ROUNDS_MIN = 4
+"""Rounds that must say how far means are apart; before, a mean counts as noisy as one window."""
 
 
 class _Rounds:
@@ -245,11 +250,17 @@ class _Rounds:
         self._note(dict.fromkeys(fresh, "it, or its epoch, is new") | comparison.left_out)
         self.notes += [f"{self.key[0]}/{self.key[1]}: {said}" for said in comparison.remarks]
         self._note_common_mode(cohort, comparison)
-        following = self._next_round(cohort, comparison)
+        traces = {
+            node: self._traced(state.records[node], node, comparison)
+            for node in comparison.evidence
+        }
+        following = self._next_round(cohort, comparison, traces)
         state = replace(state, cohorts=state.cohorts.insert(self.key, following))
-        return self._judge(state, comparison)
+        return self._judge(state, traces, following)
 
-    def _next_round(self, cohort: Cohort, comparison: Comparison) -> Cohort:
+    def _next_round(
+        self, cohort: Cohort, comparison: Comparison, traces: Mapping[NodeId, Traces]
+    ) -> Cohort:
         """Await whoever was in this round; remember its noise and pace."""
         noise, pace_ms = dict(cohort.noise), cohort.pace_ms
         kept = self.policy.rounds_remembered - 1
@@ -258,15 +269,32 @@ class _Rounds:
                 noise[aspect] = (*noise.get(aspect, ())[-kept:], view.noise)
         if comparison.evidence:
             pace_ms = (*pace_ms[-kept:], comparison.work_ms)
+        apart = dict(cohort.apart)
+        for aspect in comparison.views:
+            for windows in horizons(self.policy):
+                if now := _apart(traces, aspect, windows):
+                    key = (aspect, windows)
+                    apart[key] = (*apart.get(key, ())[-kept:], now)
         awaited = HashTrieSet(cohort.gathered.keys())
-        return Cohort(epoch=cohort.epoch, awaited=awaited, noise=noise, pace_ms=pace_ms)
+        return Cohort(
+            epoch=cohort.epoch, awaited=awaited, noise=noise, apart=apart, pace_ms=pace_ms
+        )
 
-    def _judge(self, state: DetectorState, comparison: Comparison) -> DetectorState:
+    def _apart(self, cohort: Cohort, aspect: Aspect, windows: int) -> float:
+        """How far apart means of so many windows are, by what many rounds said of it."""
+        floor = self.policy.noise_floor
+        if aspect is Aspect.LINK:
+            floor = self.policy.link_noise_floor
+        known = cohort.apart.get((aspect, windows), ())
+        if len(known) < _APART_ROUNDS_MIN:
+            single = cohort.noise.get(aspect, ())
+            return max(floor, sum(single) / max(1, len(single)))
+        return max(floor / sqrt(windows), sum(known) / len(known))
+
+    def _judge(
+        self, state: DetectorState, traces: Mapping[NodeId, Traces], cohort: Cohort
+    ) -> DetectorState:
         records, standing = state.records, state.standing
-        traces = {
-            node: self._traced(records[node], node, comparison) for node in comparison.evidence
-        }
-        scatter = _Scatter(traces)
         for node, kept in traces.items():
             before = records[node]
             records = records.insert(node, replace(before, traces=kept))
@@ -275,7 +303,7 @@ class _Rounds:
                 incarnation=before.incarnation,
                 job=before.job,
                 traces=kept,
-                scatter=scatter.of,
+                apart=partial(self._apart, cohort),
                 standing=standing.get(node),
             )
             judgement = judge(case, self.now_ms, self.policy)
@@ -288,9 +316,7 @@ class _Rounds:
                 standing = standing.remove(node)
         return replace(state, records=records, standing=standing)
 
-    def _traced(
-        self, record: Record, node: NodeId, comparison: Comparison
-    ) -> Mapping[Aspect, Trace]:
+    def _traced(self, record: Record, node: NodeId, comparison: Comparison) -> Traces:
         """A node's traces with this round added, in every aspect that it was compared in."""
         return {
             aspect: record.traces.get(aspect, _NO_TRACE).after(view.evidence[node], self.policy)

@@ -61,11 +61,14 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
     """Windows in a row until a node as slow as `degraded_ratio` is judged; two may be silent."""
 
     z_min: float = 5.5
-    """Standard deviations by which windows must stand out of the noise: work and waiting alike
-    follow from wall time, so noise can make both."""
+    """Standard deviations by which the mean of windows in a row must stand out: work and waiting
+    alike follow from wall time, so noise can make both."""
 
-    z_min_backed: float = 3.5
+    z_min_backed: float = 4.5
     """The same where a third indicator, such as processor time, speaks as well."""
+
+    z_min_grave: float = 3.5
+    """The same of a node as slow as `faulty_ratio`: that much is rarely noise, and cannot wait."""
 
     # The same over many windows: what noise hides in a few, it does not hide in many.
 
@@ -77,17 +80,14 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
     """Share of those windows, and of the last quarter of them, that must accuse."""
 
     long_degraded_ratio: float = 1.07
-    """Mean ratio over them of a degraded node: less noise, so less room is left for it."""
+    """Mean ratio of a degraded node over all but the shortest of them: less noise, less room for
+    it."""
 
     long_suspect_ratio: float = 1.035
     """Mean ratio over them from which a node is watched."""
 
-    z_min_long: float = 5.0
-    """Standard deviations of noise by which their mean must stand out."""
-
-    z_min_scatter: float = 4.0
-    """Standard deviations of the scatter of the peers' own means by which it must: equal machines
-    differ a little, always, and that does not average out."""
+    z_min_long: float = 4.5
+    """Standard deviations by which their mean must stand out of the means of equal nodes."""
 
     link_watch_ratio: float = 1.15
     """How many times slower than its peers' a node's fastest connection is, from which it may
@@ -147,7 +147,7 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
 _ASCENDING: Final = (
     ("clear_ratio", "watch_ratio", "degraded_ratio", "faulty_ratio"),
     ("windows_to_suspect", "windows_to_judge", "windows_to_degrade", "windows_to_clear"),
-    ("z_min_backed", "z_min"),
+    ("z_min_grave", "z_min_backed", "z_min"),
     ("clear_ratio", "degraded_ratio"),
     ("long_suspect_ratio", "long_degraded_ratio", "degraded_ratio"),
 )
@@ -161,14 +161,13 @@ _LEAST: Final = {
     "effect_min": 0.0,
     "clear_ratio": 1.0,
     "windows_to_suspect": 1,
-    "z_min_backed": 1.0,
+    "z_min_grave": 1.0,
     "noise_floor": 0.001,
     "link_noise_floor": 0.001,
     "link_watch_ratio": 1.01,
     "long_share_min": 0.1,
     "long_suspect_ratio": 1.01,
     "z_min_long": 1.0,
-    "z_min_scatter": 1.0,
     "rounds_remembered": 2,
     "grace_windows": 0,
     "gap_windows_max": 0,

@@ -1,18 +1,19 @@
 """From the evidence of windows to a verdict, and back: tiers, hysteresis, reasons.
 
 What belongs here: one node's evidence and the verdict that stands on it give the next judgement,
-or none. No rounds; of other nodes only how far their means scatter (`detector`).
+or none. No rounds; of other nodes only how far their means are apart (`detector`).
 
 Theory of operation. A verdict is reached in one of two ways. *In a row*: a few windows of which
 most accuse, whose median ratio reaches the tier. *In the long run*: many windows of which a good
 part accuses, whose mean ratio reaches it; so noise averages out, and so a node is found that is
-slow every other minute. Either way the ratio must stand out of the noise, and in the long run also
-of how far the means of peers are apart: nodes differ a little, always.
+slow every other minute. Either way the mean must stand out of how far the means of as many windows
+are apart among all nodes of the cohort. That is measured, not computed from the noise of single
+windows: what slows a node for a while lasts, and machines differ a little, always.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from math import exp, fsum, log, sqrt
+from math import exp, log
 from typing import Final
 
 from msgspec import Struct
@@ -28,7 +29,6 @@ VERSION: Final = "peers-2"
 
 Judgement = VerdictIssued | VerdictWithdrawn
 
-_MEDIAN_TO_MEAN: Final = 1.2533  # standard error of a median over that of a mean
 _SEVERITY: Final = (Verdict.SUSPECT, Verdict.DEGRADED, Verdict.FAULTY)
 
 
@@ -59,11 +59,12 @@ class Trace(Struct, frozen=True, kw_only=True):
 
     def mean(self, windows: int) -> float:
         """Mean log ratio of the last windows."""
-        return fsum(self.logs[-windows:]) / windows
+        return sum(self.logs[-windows:]) / windows
 
 
-Scatter = Callable[[Aspect, int, NodeId], float]
-"""Standard deviation, between the peers of a node, of their mean log ratios of so many windows."""
+Apart = Callable[[Aspect, int], float]
+"""How far the mean log ratios of so many windows are apart in a cohort: a standard deviation, the
+mean of what it was in many rounds."""
 
 
 class Case(Struct, frozen=True, kw_only=True):
@@ -73,7 +74,7 @@ class Case(Struct, frozen=True, kw_only=True):
     incarnation: Incarnation
     job: JobId
     traces: Mapping[Aspect, Trace]
-    scatter: Scatter
+    apart: Apart
     standing: VerdictIssued | None = None
 
 
@@ -94,8 +95,12 @@ def _tiers(policy: DetectorPolicy) -> tuple[_Tier, ...]:
         *(_Tier(Verdict.FAULTY, windows, policy.faulty_ratio, is_long=True) for windows in many),
         _Tier(Verdict.DEGRADED, policy.windows_to_degrade, policy.degraded_ratio),
         *(
+            _Tier(Verdict.DEGRADED, windows, policy.degraded_ratio, is_long=True)
+            for windows in many[:1]
+        ),
+        *(
             _Tier(Verdict.DEGRADED, windows, policy.long_degraded_ratio, is_long=True)
-            for windows in many
+            for windows in many[1:]
         ),
         _Tier(Verdict.SUSPECT, policy.windows_to_suspect, policy.degraded_ratio),
         *(
@@ -111,6 +116,11 @@ class _Finding(Struct, frozen=True):
     tier: _Tier
     aspect: Aspect
     trace: Trace
+
+
+def horizons(policy: DetectorPolicy) -> tuple[int, ...]:
+    """Over how many windows means are compared: those of all tiers."""
+    return tuple(sorted({tier.windows for tier in _tiers(policy)}))
 
 
 def judge(case: Case, now_ms: int, policy: DetectorPolicy) -> Judgement | None:
@@ -133,11 +143,8 @@ def _found(case: Case, policy: DetectorPolicy) -> _Finding | None:
         return None
     for tier in _tiers(policy):
         for aspect, trace in accused:
-            if tier.is_long:
-                holds = _holds_long(case, aspect, trace, tier, policy)
-            else:
-                holds = _holds(trace.recent, tier, policy)
-            if holds:
+            holds = _holds_long if tier.is_long else _holds
+            if holds(trace, tier, policy) and _stands_out(case, aspect, trace, tier, policy):
                 return _Finding(tier, aspect, trace)
     return None
 
@@ -153,26 +160,20 @@ def expired(standing: VerdictIssued, now_ms: int) -> VerdictWithdrawn | None:
     )
 
 
-def _holds(evidence: Sequence[Evidence], tier: _Tier, policy: DetectorPolicy) -> bool:
-    """Tell whether a slowdown lasts long enough, reaches a tier, and stands out of the noise."""
-    last = evidence[-tier.windows :]
+def _holds(trace: Trace, tier: _Tier, policy: DetectorPolicy) -> bool:  # noqa: ARG001  (as below)
+    """Tell whether windows in a row accuse, and their median ratio reaches a tier."""
+    last = trace.recent[-tier.windows :]
     if len(last) < tier.windows or not last[-1].accuses:
         return False
-    accusing = [e for e in last if e.accuses]
-    if len(accusing) < tier.windows - tier.windows // 4:
+    if sum(e.accuses for e in last) < tier.windows - tier.windows // 4:
         return False
     ratio = median([e.ratio for e in last])
-    if ratio <= 1 or lengthened(ratio, last[-1].share) < tier.ratio:
-        return False
-    z = log(ratio) / last[-1].sigma * sqrt(tier.windows) / _MEDIAN_TO_MEAN
-    return z >= (policy.z_min_backed if _is_backed(accusing, policy) else policy.z_min)
+    return ratio > 1 and lengthened(ratio, last[-1].share) >= tier.ratio
 
 
-def _holds_long(
-    case: Case, aspect: Aspect, trace: Trace, tier: _Tier, policy: DetectorPolicy
-) -> bool:
-    """Tell the same of many windows: a good part of them accuses, the last ones too, and their mean
-    stands out of the noise and of the scatter of the peers' means.
+def _holds_long(trace: Trace, tier: _Tier, policy: DetectorPolicy) -> bool:
+    """Tell whether a good part of many windows accuses, of the last ones too, and their mean ratio
+    reaches a tier.
     """
     count = tier.windows
     if len(trace.logs) < count:
@@ -180,12 +181,22 @@ def _holds_long(
     for windows in (count // 4, count):
         if sum(trace.spoke[-windows:]) < policy.long_share_min * windows:
             return False
-    mean, last = trace.mean(count), trace.recent[-1]
-    if mean <= 0 or lengthened(exp(mean), last.share) < tier.ratio:
-        return False
-    if mean * sqrt(count) < policy.z_min_long * last.sigma:
-        return False
-    return mean >= policy.z_min_scatter * case.scatter(aspect, count, case.node)
+    ratio = exp(trace.mean(count))
+    return ratio > 1 and lengthened(ratio, trace.recent[-1].share) >= tier.ratio
+
+
+def _stands_out(
+    case: Case, aspect: Aspect, trace: Trace, tier: _Tier, policy: DetectorPolicy
+) -> bool:
+    """Tell whether the mean of a tier's windows stands out of what it is among equal nodes."""
+    apart = case.apart(aspect, tier.windows)
+    if tier.is_long:
+        return trace.mean(tier.windows) >= policy.z_min_long * apart
+    z = median(trace.logs[-tier.windows :]) / apart
+    backed = _is_backed([e for e in trace.recent[-tier.windows :] if e.accuses], policy)
+    if tier.verdict is Verdict.SUSPECT or not backed:
+        return z >= policy.z_min
+    return z >= (policy.z_min_grave if tier.verdict is Verdict.FAULTY else policy.z_min_backed)
 
 
 def _is_backed(accusing: Sequence[Evidence], policy: DetectorPolicy) -> bool:

@@ -1,0 +1,190 @@
+"""How often the detector is wrong, and how soon it is right, on fleets of which the truth is known.
+
+The suite, the faults and the noise are `simulator.grey`'s, which knows nothing of the detector:
+step times are resampled from recordings of real training. Per healthy node-day: how many nodes were
+acted upon. Of faults of 10 % and more: how many were not acted upon within an hour, and after how
+many windows of 30 s the others were. Beside it, on the same windows: the scoring rule of NVRx at
+its own threshold and at its best, a z-score, and what Guard published of itself.
+
+With `--json` one object; `--share 0.05` is a quick look.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from msgspec import to_builtins
+
+from simulator.grey.rivals import RIVALS
+from simulator.grey.scoring import (
+    Outcome,
+    Rates,
+    causes,
+    rates,
+    rival_rates,
+    run,
+    scaled,
+    table,
+)
+from simulator.grey.suite import WINDOW_S, Episode, demo_fleets, suite
+from statemachine.detector_policy import DetectorPolicy
+
+GUARD: Final = {"fpr": 0.124, "fnr": 0.078, "of": "1,000 healthy and 1,000 unhealthy samples"}
+"""arXiv 2605.17879, table 3. Per evaluated node; what a sample is, is not published."""
+
+ROC: Final = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
+"""How the policy's thresholds are scaled along the ROC."""
+
+ROC_SHARE: Final = 0.1
+
+
+def outcomes_of(
+    episodes: Sequence[Episode], policy: DetectorPolicy, processes: int, *, rivals: bool = True
+) -> list[Outcome]:
+    """Play episodes, the largest first, on so many processes."""
+    ordered = sorted(episodes, key=lambda each: -each.spec.nodes * each.windows)
+    play = partial(run, policy=policy, rivals=rivals)
+    if processes == 1:
+        return [outcome for each in ordered for outcome in play(each)]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        played = pool.imap_unordered(play, ordered)
+        return [outcome for each in played for outcome in each]
+
+
+def measured(seed: int, share: float, processes: int) -> dict[str, Any]:
+    """Everything that is printed."""
+    policy = DetectorPolicy()
+    began_s = time.perf_counter()
+    found = outcomes_of(list(suite(seed, share)), policy, processes)
+    demo = outcomes_of(list(demo_fleets(seed, share)), policy, processes, rivals=False)
+    main = rates(found, WINDOW_S)
+    roc = []
+    few = list(suite(seed + 1, share * ROC_SHARE))
+    for by in ROC:
+        point = rates(outcomes_of(few, scaled(policy, by), processes, rivals=False), WINDOW_S)
+        roc.append({"scale": by, **_pair(point)})
+    return {
+        "fpr_per_node_day": main.fpr_per_node_day,
+        "fnr_at_10pct": main.fnr_at_10pct,
+        "windows_to_detect_p50": main.windows_to_detect_p50,
+        "windows_to_detect_p90": main.windows_to_detect_p90,
+        "suite": {
+            "seed": seed,
+            "share": share,
+            "window_s": WINDOW_S,
+            "healthy_node_hours": main.healthy_node_hours,
+            "faulty_node_hours": main.faulty_node_hours,
+            "fleet_sizes": sorted({o.nodes for o in found}),
+        },
+        "confusion": _confusion(main),
+        "by_size": table(found, "size"),
+        "by_kind": table(found, "kind"),
+        "missed": _missed(found),
+        "cause_named_rightly": causes(found),
+        "roc": roc,
+        "rivals": {name: _rival(found, name) for name in RIVALS},
+        "guard_published": GUARD,
+        "demo_noise": {**_pair(rates(demo, 1.0)), "by_size": table(demo, "size")},
+        "machine": {"cores": os.cpu_count(), "seconds": time.perf_counter() - began_s},
+    }
+
+
+def _pair(found: Rates) -> dict[str, float | None]:
+    return {
+        "fpr_per_node_day": found.fpr_per_node_day,
+        "fnr_at_10pct": found.fnr_at_10pct,
+        "windows_to_detect_p50": found.windows_to_detect_p50,
+    }
+
+
+def _confusion(found: Rates) -> dict[str, int]:
+    kept = ("true_positives", "false_negatives", "false_positives", "true_negatives")
+    return {name: getattr(found, name) for name in kept}
+
+
+def _missed(found: Sequence[Outcome]) -> dict[str, str]:
+    """What was not found, by kind and size: missed of all."""
+    rows: dict[str, list[bool]] = {}
+    for outcome in found:
+        if outcome.faulty_windows and outcome.size >= 1.1:
+            row = rows.setdefault(f"{outcome.kind} {outcome.size:.2f}x", [])
+            row.append(outcome.acted_after is None)
+    return {name: f"{sum(m)} of {len(m)}" for name, m in sorted(rows.items()) if any(m)}
+
+
+def _rival(found: Sequence[Outcome], name: str) -> dict[str, Any]:
+    """A rival at its own threshold, along its ROC, and where both of its errors are least."""
+    own = rival_rates(found, name, RIVALS[name].threshold, WINDOW_S)
+    scores = sorted({score for o in found if name in o.rivals for score in o.rivals[name]})
+    steps = [scores[len(scores) * k // 60] for k in range(60)]
+    roc = [{"threshold": at, **_pair(rival_rates(found, name, at, WINDOW_S))} for at in steps]
+    best = min(roc, key=lambda p: max(p["fpr_per_node_day"] or 0, p["fnr_at_10pct"] or 0))
+    return {
+        "threshold": RIVALS[name].threshold,
+        **_pair(own),
+        "confusion": _confusion(own),
+        "best": best,
+        "roc": roc[::6],
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print it for people."""
+    hours = found["suite"]
+    print(f"suite {hours['seed']}: {hours['healthy_node_hours']:,.0f} healthy node-hours,")
+    print(f"{hours['faulty_node_hours']:,.0f} faulty ones; fleets of {hours['fleet_sizes']} nodes")
+    print(f"{'':34} {'FPR per node-day':>17} {'FNR at 10 %':>12} {'windows p50':>12}")
+    _row("this detector", found)
+    for name, rival in found["rivals"].items():
+        _row(f"{name} at its own {rival['threshold']:g}", rival)
+        _row(f"{name} at its best {rival['best']['threshold']:.3g}", rival["best"])
+    print(f"{'Guard, published, per sample':34} {GUARD['fpr']:17.2%} {GUARD['fnr']:12.2%}")
+    _row("this detector, demo noise, 4 nodes", found["demo_noise"])
+    for title in ("by_size", "by_kind"):
+        print(f"\n{title.replace('_', ' ')}:")
+        for row, counts in found[title].items():
+            print(f"  {row:12} " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+    print(f"\nmissed: {found['missed'] or 'nothing'}")
+    named = ", ".join(f"{kind} {share:.0%}" for kind, share in found["cause_named_rightly"].items())
+    print(f"cause named rightly: {named}")
+    print("\nROC, thresholds scaled by:")
+    for point in found["roc"]:
+        _row(f"  {point['scale']:g}", point)
+    print(f"\n{found['machine']['seconds']:.0f} s on {found['machine']['cores']} cores")
+
+
+def _row(name: str, found: dict[str, Any]) -> None:
+    fpr, fnr, windows = (
+        found.get(key) for key in ("fpr_per_node_day", "fnr_at_10pct", "windows_to_detect_p50")
+    )
+    said = f"{windows:12.0f}" if windows is not None else f"{'-':>12}"
+    print(f"{name:34} {fpr or 0:17.3%} {fnr or 0:12.2%} {said}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="of the suite")
+    parser.add_argument("--share", type=float, default=1.0, help="of the suite, for a quick look")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    if asked.share <= 0 or asked.processes < 1:
+        parser.error("--share must be above 0, --processes at least 1")
+    found = measured(asked.seed, asked.share, asked.processes)
+    if asked.json:
+        print(json.dumps(to_builtins(found)))
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    main()
