@@ -10,7 +10,7 @@ import pytest
 from statemachine import events as e
 from statemachine.ids import Epoch, Incarnation, NodeId, Position, Slot, SweepId, TransitionId
 from statemachine.lifecycle import NodeState, Phase
-from statemachine.topology import Holder, Orders, Pending
+from statemachine.topology import Holder, Orders, Patience, Pending
 from statemachine.vitals import decode_vitals
 from tests.integration.agent.bench import JOB, AgentRun, Bench, is_alive
 
@@ -55,7 +55,8 @@ async def make_member(bench: Bench) -> None:
     """Launch: the node holds slot 0 at epoch 1."""
     await bench.declare(2, pending=pending(1, Phase.PREPARING, e.Motive.LAUNCH))
     await bench.fact(e.TransitionPrepared)
-    await bench.declare(3, pending=pending(1, Phase.COMMITTED, e.Motive.LAUNCH, resume_step=0))
+    committed = pending(1, Phase.COMMITTED, e.Motive.LAUNCH, resume_step=0)
+    await bench.declare(3, epoch=Epoch(1), members=(HOLDER,), pending=committed)
     await bench.fact(e.TransitionApplied)
 
 
@@ -106,6 +107,14 @@ async def test_a_transition_is_relayed_once_per_phase(bench: Bench) -> None:
     assert counters == list(range(1, len(counters) + 1))
     heard = [word for word in agent.words() if word.startswith("heard")]
     assert heard == ["heard Prepare 1", "heard Commit 1", "heard Prepare 2"]
+
+
+async def test_the_training_process_waits_as_the_fleets_policy_says(bench: Bench) -> None:
+    """How long it waits for its peers comes with the desired topology, not with the agent."""
+    agent = bench.start()
+    await bench.declare(2, patience=Patience(hang_deadline_s=7.0))
+
+    await agent.heard("patience 7.0")
 
 
 async def test_what_was_wanted_before_ready_is_told_after(bench: Bench) -> None:

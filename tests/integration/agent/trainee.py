@@ -84,6 +84,7 @@ def main() -> None:
     channel = WorkerChannel.from_environment()
     hello = channel.receive()
     assert isinstance(hello, m.Hello)
+    say("patience", hello.patience.hang_deadline_s)
     say("Hello", hello.node, hello.incarnation, hello.declared.job, hello.secret_path)
     if "--never-ready" not in options:
         channel.send(

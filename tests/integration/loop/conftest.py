@@ -14,6 +14,9 @@ SAMPLED = {
     "test_during_a_transition.py": 4,
     "test_each_point.py": 3,
     "test_failed_rehearsals.py": 3,
+    "test_causes.py": 3,
+    "test_frozen.py": 3,
+    "test_shrink.py": 3,
 }
 """Walks of which an ordinary run takes one case in so many, another each time; `make soak` all."""
 
