@@ -409,6 +409,8 @@ class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     applied: int = -1
     pending: int = -1
     saved: int = -1
+    saved_in: str = ""
+    """Where that is, in words."""
 
 
 class ChangesDrafted(Event, frozen=True, tag=True):

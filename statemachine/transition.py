@@ -192,10 +192,20 @@ def _launch(
     reason = "every member holds the initial weights of its first replica"
     if last >= 0:
         loading = _listed(tuple(sorted(giver.values())))
+        where = _where(tuple(sorted(giver.values())), reports, last)
         reason = (
-            f"slots {loading} load the checkpoint of step {last}, and give it to their replicas"
+            f"slots {loading} load the checkpoint of step {last}{where}, "
+            "and give it to their replicas"
         )
     return Resume(step=last + 1, apply=(), handovers=handovers, missing=(), reason=reason)
+
+
+def _where(slots: tuple[Slot, ...], reports: Mapping[Slot, Report], last: int) -> str:
+    """From where slots load a step, for those that said so."""
+    said = [f"slot {s}: {reports[s].saved_in}" for s in slots if reports[s].saved == last]
+    told = [words for words in said if not words.endswith(": ")]
+    more = [f"{len(told) - WORDS_MAX} more likewise"] if len(told) > WORDS_MAX else []
+    return f" ({'; '.join([*told[:WORDS_MAX], *more])})" if told else ""
 
 
 def _resume_reason(

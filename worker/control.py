@@ -26,6 +26,7 @@ from worker.channel import Channel, ChannelClosed
 from worker.faultpoints import reach
 from worker.groups.managed import ManagedGroup
 from worker.groups.port import Cause, CauseKind, PrepareRefused
+from statemachine.topology import Holder
 from worker.seat import Seat, seat_of
 from worker.vigil import Silence
 
@@ -91,6 +92,7 @@ class Control:
     needs_parts: Callable[..., bool] = lambda _slot, *, launch: False  # noqa: ARG005  (a port)
     """Whether other parts must be in force before this process can hold a slot."""
     saved: Callable[[], int] = lambda: -1
+    saved_in: Callable[[int], str] = lambda _: ""
     """The last step in the newest checkpoint that this process can load; -1: none."""
     _becoming: bool = False
     expect: Callable[[m.Prepare | None], None] = lambda _: None
@@ -223,6 +225,11 @@ class Control:
                 silent_ms=found.silent_s * 1000,
             )
         )
+
+    def members(self) -> tuple[Holder, ...]:
+        """Who holds a slot, or is about to, as this process was told last."""
+        seat = self.prepared_seat() or self.seat()
+        return seat.members if seat is not None else ()
 
     def slot(self) -> Slot:
         """The slot that this process holds, or is about to; -1 if there is none."""
@@ -368,7 +375,8 @@ class Control:
             return None
         if motive is not Motive.LAUNCH:
             return self._parked
-        return replace(self._parked, saved=self.saved())
+        saved = self.saved()
+        return replace(self._parked, saved=saved, saved_in=self.saved_in(saved))
 
     def _cancel(self, message: m.Cancel) -> None:
         self.expect(None)

@@ -110,8 +110,14 @@ class Handover:
         self._me = Party(node, incarnation)
         self._server = TransferServer(secret=secret, job=job, me=self._me, host=host)
         self._offers: list[Offer] = []
+        self._lenders: list[Callable[[int], StateImage | None]] = []
         self._expecting = threading.Lock()
         self._expected: _Expected | None = None
+
+    @property
+    def me(self) -> Party:
+        """Who this is."""
+        return self._me
 
     @property
     def port(self) -> int:
@@ -216,7 +222,12 @@ class Handover:
 
     def lend(self, lender: Callable[[int], StateImage | None]) -> None:
         """Let `lender` say what any node of the job may have, by number; None: nothing."""
-        self._server.lend(lender)
+        self._lenders.append(lender)
+        self._server.lend(self._lent)
+
+    def _lent(self, number: int) -> StateImage | None:
+        found = (lender(number) for lender in self._lenders)
+        return next((image for image in found if image is not None), None)
 
     def borrow(
         self,

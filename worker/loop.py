@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from statemachine import messages as m
 from statemachine.errors import EventCorrupt
@@ -39,7 +39,7 @@ from worker.progress import Progress
 from worker.pulse import Pulse
 from worker.rehearsing import Rehearsing
 from worker.roles import PerRole, Roles, Taken
-from worker.saves import NOTHING_SAVED, Saves, saves_in
+from worker.saves import NOTHING_SAVED, Plan, Saves, saves_in
 from worker.seat import Seat, layout_of
 from worker.startup import Startup
 from worker.state import TrainingState, seed_step
@@ -184,15 +184,14 @@ class Run:
         self._saves = Saves(newest, load)
         self._control.saved = self._saves.newest_or_none
 
-    def checkpoint(self, folder: str | Path, *, every: int, keep: int = 3) -> None:
+    def checkpoint(self, folder: str | Path, **how: Unpack[Plan]) -> None:
         """Write each shard's state to a folder of the job every so many steps, beside the run, and
-        begin a launch with the newest that is whole; call it before `steps`.
+        begin a launch with the newest that is whole; call it before `steps`. See `saves.Plan`.
 
         Raises:
             CheckpointUnusable: the folder cannot be written.
         """
-        self._saves = saves_in(Path(folder), every, keep, self._control, lambda: self._state)
-        self._control.saved = self._saves.newest_or_none
+        self._saves = saves_in(Path(folder), self._control, self._handover, self._roles, **how)
 
     def per_role(self, build: Callable[[], R]) -> PerRole[R]:
         """Let `build` make the parts of a role, where stages differ; call the result for them.
@@ -469,7 +468,7 @@ class Run:
         self._vigil.close()
         self._answering.close()
         self._rehearsing.close()
-        self._saves.finish()
+        self._saves.finish(over=self._stopped)
         self._handover.close()
         for group in self._groups.values():
             group.close()

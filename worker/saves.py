@@ -4,15 +4,24 @@ What belongs here: two questions about checkpoints, and what a question costs th
 answered. Writing checkpoints, and what is in them, does not.
 """
 
+from __future__ import annotations
+
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NotRequired, TypedDict, Unpack
 
 from statemachine import messages as m
 from worker.control import Control
+from worker.copies import MEMORY, Copies
+from worker.handover import Handover
+from worker.roles import Roles
 from worker.seat import Seat
-from worker.state import TrainingState
+
+if TYPE_CHECKING:
+    from worker.checkpoints import Checkpoints
 
 log = logging.getLogger("worker.saves")
 
@@ -25,8 +34,8 @@ class Saves:
     load: Callable[[int], None]
     after_step: Callable[[int, Seat], None] = lambda _step, _seat: None
     """Called after each committed step; where the run writes the checkpoints itself."""
-    finish: Callable[[], None] = lambda: None
-    """Called when the process leaves its loop."""
+    finish: Callable[..., None] = lambda *, over: None  # noqa: ARG005  (its shape)
+    """Called when the process leaves its loop, and whether the job is over."""
 
     def newest_or_none(self) -> int:
         """`newest`; where it raises, there is none, and the log says why.
@@ -44,14 +53,24 @@ NOTHING_SAVED = Saves(newest=lambda: -1, load=lambda _: None)
 """No checkpoints: a launch begins with initial weights."""
 
 
+class Plan(TypedDict):
+    """What is saved when. All numbers are steps, or counts."""
+
+    every: int
+    """A checkpoint on the disk every so many steps."""
+    keep: NotRequired[int]
+    """How many of those are kept, 3 unless said."""
+    copy_every: NotRequired[int]
+    """A copy in the memory of this node and of its buddy every so many steps, of shards that have
+    no replica; 0, unless said: never."""
+    memory: NotRequired[Path | None]
+    """Where copies are kept: a folder in memory (tmpfs) that is this node's own."""
+
+
 def saves_in(
-    folder: Path,
-    every: int,
-    keep: int,
-    control: Control,
-    state: Callable[[], TrainingState],
+    folder: Path, control: Control, handover: Handover, roles: Roles, **how: Unpack[Plan]
 ) -> Saves:
-    """The checkpoints that the run writes itself, in a folder.
+    """The checkpoints and copies that the run takes itself; `control` reports what there is.
 
     Raises:
         CheckpointUnusable: the folder cannot be written.
@@ -71,10 +90,84 @@ def saves_in(
         )
 
     kept = Checkpoints(
-        folder, control.layout, every=every, keep=keep, slot=control.slot, state=state, told=told
+        folder,
+        control.layout,
+        every=how["every"],
+        keep=how.get("keep", 3),
+        slot=control.slot,
+        state=lambda: roles.state,
+        told=told,
     )
+    copies = _copies(control, handover, roles, how)
+    both = _Both(kept, copies)
+    control.saved, control.saved_in = both.newest_or_none, both.source
+    return Saves(both.newest, both.load, both.after_step, both.finish)
 
-    def after_step(step: int, seat: Seat) -> None:
-        kept.after_step(step, {holder.slot: holder for holder in seat.members})
 
-    return Saves(kept.newest, kept.load, after_step, kept.finish)
+def _copies(control: Control, handover: Handover, roles: Roles, how: Plan) -> Copies | None:
+    if not how.get("copy_every"):
+        return None
+    me = handover.me
+    copies = Copies(
+        how.get("memory") or MEMORY / f"changeover-{os.getuid()}" / f"{control.job}-{me.node}",
+        control.layout,
+        how.get("copy_every", 0),
+        control.slot,
+        lambda: roles.state,
+        control.members,
+        handover.borrow,
+    )
+    handover.lend(copies.lend)
+    return copies
+
+
+@dataclass
+class _Both:
+    """Checkpoints on the disk, and copies in memory if there are any: the newer one counts."""
+
+    kept: Checkpoints
+    copies: Copies | None
+
+    def newest(self) -> int:
+        """The last step of which there is either."""
+        in_memory = self.copies.newest() if self.copies is not None else -1
+        return max(in_memory, self.kept.newest())
+
+    def newest_or_none(self) -> int:
+        """The same, and -1 where that cannot be said."""
+        return Saves(self.newest, self.load).newest_or_none()
+
+    def source(self, step: int) -> str:
+        """Where a step would be loaded from, in words."""
+        if self.copies is not None and self.copies.has(step):
+            return self.copies.source(step)
+        return "the disk" if step >= 0 else ""
+
+    def load(self, step: int) -> None:
+        """Put a step back, from memory if it is there."""
+        from worker.checkpoints import CheckpointUnusable
+
+        if self.copies is not None and self.copies.has(step):
+            try:
+                self.copies.load(step)
+            except CheckpointUnusable as error:
+                log.warning("from the disk instead: %s", error)
+            else:
+                log.info("step %d is back from %s", step, self.copies.source(step))
+                return
+        self.kept.load(step)
+        log.info("step %d is back from the disk", step)
+
+    def after_step(self, step: int, seat: Seat) -> None:
+        """A step was committed."""
+        if self.copies is not None:
+            self.copies.after_step(step, seat.members)
+        self.kept.after_step(step, {holder.slot: holder for holder in seat.members})
+
+    def finish(self, *, over: bool) -> None:
+        """The process leaves its loop; `over`: and the job is."""
+        self.kept.finish()
+        if self.copies is not None:
+            self.copies.finish()
+            if over:
+                self.copies.forget()

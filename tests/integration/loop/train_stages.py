@@ -126,12 +126,19 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--width", type=int, default=SHAPE.width)
     parser.add_argument("--traffic", action="store_true")
+    parser.add_argument("--checkpoint", type=int, default=0, metavar="STEPS")
+    parser.add_argument("--copy", type=int, default=0, metavar="STEPS")
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = worker.join()
     corpus = Corpus(bytes(range(256)) * 64, batch=4, context=SHAPE.context, seed=run.seed)
     pipeline = Pipeline(run, replace(SHAPE, width=args.width), corpus, 2)
     parts = run.per_role(lambda: pipeline.build(1e-2, compiled=args.compile))
+    if args.checkpoint:
+        copies = args.out / "memory" / run.node if args.copy else None
+        run.checkpoint(
+            args.out / "checkpoints", every=args.checkpoint, copy_every=args.copy, memory=copies
+        )
     faulty, traffic = Faulty(run, args.out), Traffic(args.out, run.node)
     save = run.outside(lambda step: (args.out / f"{run.node}.checkpoint").write_text(str(step)))
     hurry = args.out / "hurry"
