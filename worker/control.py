@@ -22,11 +22,11 @@ from statemachine import messages as m
 from statemachine.events import Motive, Report
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Slot, TransitionId
 from statemachine.layout import Layout
+from statemachine.topology import Holder
 from worker.channel import Channel, ChannelClosed
 from worker.faultpoints import reach
 from worker.groups.managed import ManagedGroup
 from worker.groups.port import Cause, CauseKind, PrepareRefused
-from statemachine.topology import Holder
 from worker.seat import Seat, seat_of
 from worker.vigil import Silence
 
