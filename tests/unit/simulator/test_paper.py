@@ -1,0 +1,104 @@
+"""Published figures: what is predicted is near, what is off is said to be off."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from simulator.compare import one
+from simulator.faults import draw
+from simulator.paper import fleets, guard, off, trainmover
+from simulator.paper.figure import Figure, exactly, quiet
+from simulator.parts import STRATEGIES
+from simulator.scenario_file import load
+from simulator.world import World
+
+
+def near(rows: list[Figure], limit: float) -> None:
+    """Refuse rows that miss what is published."""
+    for row in rows:
+        assert not off(row, limit), (row.name, row.published, row.simulated.mean)
+
+
+def test_restarts_with_a_checkpoint_per_iteration_explain_table_16() -> None:
+    """Their cost, solved at 32 GPUs, gives the other scales within 8 %; free ones miss them."""
+    rows = list(trainmover.rebalancing())
+    free = [row for row in rows if "free" in row.name]
+
+    near([row for row in rows if row not in free], 0.08)
+    assert all(off(row, 0.15) for row in free)
+
+
+def test_a_straggler_costs_what_is_published() -> None:
+    """One slow GPU of 1,024, replaced by an elastic machine, costs 4.7 % of a hundred steps."""
+    near(list(trainmover.straggler()), 0.1)
+
+
+def test_airesim_comes_out_of_its_own_defaults() -> None:
+    """Total time, failures and recovery by either kind of repair are within 1 % of its report."""
+    rows = list(fleets.airesim(1))
+
+    near([row for row in rows if "selections" not in row.name], 0.01)
+    near(rows, 0.5)
+
+
+def test_the_scenario_of_airesim_is_the_one_of_the_table() -> None:
+    """`scenarios/airesim.toml` and the figure's scenario say the same."""
+    path = Path(__file__).parents[3] / "scenarios" / "airesim.toml"
+
+    assert load(path) == fleets.AIRESIM
+
+
+def test_metas_formula_is_met_where_it_holds() -> None:
+    """With a checkpoint every five minutes the ETTR is the printed one."""
+    row = next(row for row in fleets.meta(3) if row.published == 0.93)
+
+    near([row], 0.03)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_one_fleet_gives_all_rows_of_guards_table() -> None:
+    """MTTF in four configurations comes from one fitted fleet, each within 12 %."""
+    rows = [row for row in guard.table_4(6) if "MTTF" in row.name]
+
+    near(rows, 0.12)
+
+
+def test_each_part_of_guard_lengthens_the_time_between_failures() -> None:
+    """In one replication of a month, no Guard, sweeps alone and all of it are in that order."""
+    found = [guard.mttf_h(guard.configured(*guard.ROWS[n][3], 0, days=30.0)) for n in (0, 1, 3)]
+
+    assert found == sorted(found)
+    assert found[-1] > 1.5 * found[0]
+
+
+def test_what_is_not_published_has_no_error() -> None:
+    """A bar without a number is neither near nor off."""
+    row = Figure(
+        name="x", published=None, unit="s", simulated=exactly(1), kind="", inputs="", source=""
+    )
+
+    assert row.error is None
+    assert not off(row, 0.0)
+
+
+def test_a_holder_that_speaks_in_a_transition_stalls_nothing() -> None:
+    """Drains that fall into a recovery do not leave a job of 64K GPUs without its state."""
+    scenario = replace(quiet(65_536, days=2.0), replications=1)
+    scenario = replace(scenario, faults=replace(scenario.faults, planned_per_unplanned=1.0))
+    world = World(scenario, STRATEGIES["standby-swap"], draw(scenario, 1), 1)
+    totals = world.run()
+
+    assert totals.planned > 50
+    assert not world.core.job.stalled
+    assert totals.ettr() > 0.95
+
+
+def test_work_ends_a_run_at_the_instant_it_is_done() -> None:
+    """`job.work_days` ends a run when the work is done, under every family of strategies."""
+    scenario = quiet(1024, days=3.0)
+    scenario = replace(scenario, job=replace(scenario.job, work_days=1.0))
+    for strategy in ("standby-swap", "checkpoint-restart"):
+        sample = one(scenario, strategy, 0)
+        assert sample.ettr * sample.wall_s == pytest.approx(86_400.0), strategy
