@@ -27,15 +27,16 @@ class Agenda:
         """Have `action` run `delay_s` from now."""
         self.at(self.now_s + delay_s, action)
 
-    def run_until(self, end_s: float, before: Action, after: Action) -> None:
-        """Run everything that is due before `end_s`.
+    def run_until(self, end_s: float, before: Callable[[], bool], after: Action) -> None:
+        """Run everything that is due before `end_s`, as long as `before` says to go on.
 
         What is due at one instant runs together, between `before` and `after`: a sequencer takes
         facts that arrive together as one batch, and decides once.
         """
         while self._due and self._due[0][0] < end_s:
             self.now_s = self._due[0][0]
-            before()
+            if not before():
+                return
             while self._due and self._due[0][0] <= self.now_s:
                 self.done += 1
                 heapq.heappop(self._due)[2]()

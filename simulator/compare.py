@@ -31,11 +31,14 @@ class Sample(Struct, frozen=True, kw_only=True):
     strategy: str
     replication: int
     ettr: float
+    wall_s: float
     wasted_gpu_h: float
     """GPU-hours of ranks that made no work, and of machines that stood idle for the job."""
     losses: int
     planned: int
     cold: int
+    chosen: int
+    preempted: int
     grey: int
     caught: int
     sweeps: int
@@ -106,10 +109,13 @@ def _sample(
         strategy=strategy,
         replication=replication,
         ettr=totals.ettr(),
+        wall_s=totals.wall_s,
         wasted_gpu_h=(totals.wall_s - totals.work_s) * scenario.ranks / 3600 + idle_gpu_h,
         losses=totals.losses,
         planned=totals.planned,
         cold=totals.cold,
+        chosen=totals.chosen,
+        preempted=totals.preempted,
         grey=totals.grey,
         caught=totals.caught,
         sweeps=totals.sweeps,

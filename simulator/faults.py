@@ -77,6 +77,12 @@ def draw(scenario: Scenario, replication: int) -> Trace:
         machine: scenario.grey.severities[weighted(chance, scenario.grey.weights)]
         for machine in sorted(chance.sample(range(machines), slow_count))
     }
+    if scenario.grey.of_lemons:
+        chance = streams.stream("slow-lemons")
+        for machine in sorted(lemons):
+            severity = scenario.grey.severities[weighted(chance, scenario.grey.weights)]
+            if chance.random() < scenario.grey.of_lemons:
+                slow[machine] = severity
     order = sorted(found, key=lambda fault: (fault.at_s, fault.kind, fault.machine))
     return Trace(tuple(order), lemons, slow)
 

@@ -14,7 +14,7 @@ from simulator.scenario import Scenario
 class Machine:
     """One machine that something happened to."""
 
-    __slots__ = ("away", "incarnation", "lemon", "severity", "sweep_faults", "up")
+    __slots__ = ("away", "found", "incarnation", "lemon", "severity", "up")
 
     def __init__(self, *, lemon: bool, severity: float) -> None:
         self.up = True
@@ -23,7 +23,8 @@ class Machine:
         self.incarnation = 1
         self.lemon = lemon
         self.severity = severity
-        self.sweep_faults = 0
+        self.found = False
+        """Whether a sweep has shown what is wrong with it, since it was repaired last."""
 
 
 class Plant:
@@ -37,7 +38,9 @@ class Plant:
         self._seat: dict[int, int] = {}
         self._slot: dict[int, int] = {}
         first_free = self.slots + standbys
-        self.supply = deque(range(first_free, scenario.machines))
+        first_borrowed = max(first_free, scenario.machines - scenario.fleet.borrowed)
+        self.supply = deque(range(first_free, first_borrowed))
+        self.borrowed = deque(range(first_borrowed, scenario.machines))
         self.slow: dict[int, float] = {}
         """Slot -> factor, of holders that are slow."""
         for number, severity in trace.slow.items():
@@ -114,9 +117,10 @@ class Plant:
         """A machine is back from repair."""
         machine = self.machine(number)
         machine.up = True
-        if cured:
+        if cured and (machine.found or self.scenario.repair.unfound_cures):
             machine.severity = 1.0
             machine.lemon = False
+        machine.found = False
 
     def replaced(self, number: int) -> None:
         """Another machine stands in this one's place."""

@@ -5,6 +5,7 @@ and thrown away. Every second of wall time is in exactly one of the columns.
 """
 
 from collections.abc import Mapping
+from math import inf
 
 from msgspec import Struct
 
@@ -33,8 +34,13 @@ class Totals(Struct, kw_only=True):
     cold: int = 0
     waited: int = 0
     """Losses for which no machine was free at once."""
+    chosen: int = 0
+    """Times that machines had to be chosen while the job stood still."""
+    preempted: int = 0
     sweeps: int = 0
     downtimes_s: list[float] = []
+    lost_at_s: list[float] = []
+    """When the job lost a machine."""
 
     def ettr(self) -> float:
         """Share of wall time that became work that counts."""
@@ -50,16 +56,24 @@ class Meter:
         self.speed = 1.0
         self.idle = 0
         self.state = "running"
+        self.finished = False
+        self._target_s = job.work_days * 86_400.0 or inf
         self._now_s = 0.0
         self._work_s = 0.0
         self._step_s = job.step_s
         self._down_since_s = 0.0
         self._overhead = 1 + job.checkpoint_stall_s / job.checkpoint_interval_s
 
-    def advance(self, now_s: float) -> None:
-        """Account for the time until now."""
+    def advance(self, now_s: float) -> bool:
+        """Account for the time until now, or until the work is done; tell whether to go on."""
+        if self.finished:
+            return False
         passed_s = now_s - self._now_s
-        self._now_s = now_s
+        if self.state == "running":
+            left_s = (self._target_s - self._work_s) * self._overhead / self.speed
+            self.finished = left_s <= passed_s
+            passed_s = min(left_s, passed_s)
+        self._now_s += passed_s
         totals = self.totals
         totals.wall_s += passed_s
         totals.idle_node_s += passed_s * self.idle
@@ -72,6 +86,7 @@ class Meter:
             totals.planned_s += passed_s
         else:
             totals.down_s += passed_s
+        return not self.finished
 
     def stop(self, state: str) -> None:
         """The job stands still from now on: ``down`` or ``planned``."""

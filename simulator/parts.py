@@ -153,6 +153,8 @@ def costs_of(scenario: Scenario, recipe: Recipe) -> Costs:
     given = scenario.costs.overrides
     gpus = scenario.ranks
     parts = {name: given.get(name, curve.at(gpus)) for name, curve in model.restart.items()}
+    if scenario.job.load_gbps and "load_s" not in given:
+        parts["load_s"] = scenario.job.state_gb_per_node / scenario.job.load_gbps
     infra_s = scenario.costs.infra_s if scenario.costs.infra else 0.0
     if "stop_s" in given or "reschedule_s" in given:
         infra_s = given.get("stop_s", 31.0) + given.get("reschedule_s", 90.0)
@@ -183,11 +185,11 @@ def _pause(
     given = scenario.costs.overrides
     delta_s = whole_s * model.delta_share
     state_s, rest_s = whole_s * 6 / 16, whole_s * (1 - model.delta_share - 6 / 16)
-    if "transfer_s" in given or "delta_s" in given or "first_step_s" in given:
-        by_size_s = scenario.job.state_gb_per_node / scenario.job.transfer_gbps
-        state_s = given.get("transfer_s", by_size_s)
-        delta_s = given.get("delta_s", delta_s)
-        rest_s = given.get("first_step_s", rest_s)
+    if scenario.job.transfer_gbps:
+        state_s = scenario.job.state_gb_per_node / scenario.job.transfer_gbps
+    state_s = given.get("transfer_s", state_s)
+    delta_s = given.get("delta_s", delta_s)
+    rest_s = given.get("first_step_s", rest_s)
     return (
         (delta_s if recipe.delta else parts["connect_s"])
         + (state_s if recipe.direct else parts["load_s"])

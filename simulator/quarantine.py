@@ -94,7 +94,8 @@ class Quarantine:
         if seen.verdict is None:
             return
         delay_s = seen.windows * scenario.guard.window_s
-        world.agenda.after(delay_s, partial(self._accuse, number, severity, seen.verdict))
+        accuse = partial(self._accuse, number, severity, seen.verdict)
+        world.agenda.after(delay_s, partial(world.between_transitions, accuse))
 
     def _accuse(self, number: int, severity: float, verdict: e.VerdictIssued) -> None:
         """Issue a verdict, and confirm it for as long as nothing comes of it."""
@@ -105,7 +106,8 @@ class Quarantine:
             return
         self._issue(number, verdict)
         renew_s = world.core.state.policy.detector.verdict_ttl_s / 2
-        world.agenda.after(renew_s, partial(self._accuse, number, severity, verdict))
+        again = partial(self._accuse, number, severity, verdict)
+        world.agenda.after(renew_s, partial(world.between_transitions, again))
 
     def _issue(self, number: int, verdict: e.VerdictIssued) -> None:
         world = self.world
@@ -159,7 +161,7 @@ class Quarantine:
     def measure(self, me: Participant, round_: RunRound) -> None:
         """Answer one round when the sweep is that far."""
         total_s = self.world.scenario.guard.sweep_s
-        share = 0.05 if round_.round == "pair" else 0.95  # together follows alone
+        share = 0.95 if round_.round in ("solo", "reference") else 0.05  # together follows alone
         if not self.world.sweeps:
             return
         done = e.SweepRoundFinished(
@@ -173,24 +175,27 @@ class Quarantine:
         self.world.agenda.after(total_s * share, partial(self.world.core.submit, done, me.node))
 
     def _numbers(self, round_: RunRound) -> dict[str, float]:
-        metric = "link_mbps_best" if round_.round == "pair" else "gemm_gflops_best"
+        alone = round_.round in ("solo", "reference")
+        metric = "gemm_gflops_best" if alone else "link_mbps_best"
         if round_.round == "reference":
             return {metric: _GOOD}
         return {metric: _BAD if self._shows(round_) else _GOOD}
 
     def _shows(self, round_: RunRound) -> bool:
         """Whether a round shows a defect, rightly or wrongly; each sweep draws once."""
-        guard = self.world.scenario.guard
+        guard, streams = self.world.scenario.guard, self.world.streams
+        alone = round_.round == "solo"
+        if not alone and not guard.pair:
+            return False
         number = number_of(round_.sweep.node)
         machine = self.world.plant.machine(number)
-        chance = self.world.streams.fresh(f"sweep/{number}/{round_.sweep.sweep}")
+        chance = streams.fresh(f"sweep/{number}/{round_.sweep.sweep}")
         seen, where = chance.random(), chance.random()
-        in_solo = where < guard.solo_sees
-        here = in_solo == (round_.round == "solo")
-        if machine.severity > 1 or machine.lemon:
-            return here and seen >= guard.false_pass
-        only_solo = not guard.pair
-        return (here or only_solo) and seen < guard.false_fail
+        if machine.severity > 1 or machine.lemon:  # a defect is seen alone or not, each time
+            in_solo = streams.fresh(f"defect/{number}").random() < guard.solo_sees
+            return in_solo == alone and seen >= guard.false_pass
+        in_solo = where < guard.solo_sees or not guard.pair
+        return in_solo == alone and seen < guard.false_fail
 
     # --- triage -------------------------------------------------------------------------------
 
@@ -204,6 +209,7 @@ class Quarantine:
                 if event.outcome is not e.SweepOutcome.PASSED:
                     self.world.totals.human_h += self.world.scenario.human.per_sweep_failed_h
                     number = number_of(event.node)
+                    self.world.plant.machine(number).found = True
                     self.world.agenda.after(0.0, partial(self._take_out, number, "sweep", -1.0))
             case e.NodeRetired():
                 number = number_of(event.node)

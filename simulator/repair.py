@@ -33,7 +33,11 @@ def repair_of(table: RepairTable, fault: Fault) -> Repair:
     cured = silent >= chance_silent
     if fault.repair_h >= 0:
         return Repair(fault.repair_h, cured, manual)
-    return Repair(_hours(table, length, manual=manual), cured, manual)
+    hours = _hours(table, length, manual=manual)
+    if manual and table.manual_after_auto:
+        # Given that it is manual, the mark that said so is uniform below the share.
+        hours += -table.auto_h * log(1 - branch / table.manual_share)
+    return Repair(hours, cured, manual)
 
 
 def _hours(table: RepairTable, length: float, *, manual: bool) -> float:

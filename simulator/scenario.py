@@ -19,8 +19,13 @@ class FleetTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spares: int | None = None
     """Cold machines that a provisioner can give; by default 6 % of the slots (Alibaba HPN)."""
     nodes: int = 0
-    elastic_delay_s: float = 121.0
-    """From asking for a machine to its process starting: stop 31 s + reschedule 90 s (Table 1)."""
+    refill: bool = True
+    """Restarts: whether a used standby is replaced from the spares at once, or (AIReSim) only by a
+    repaired machine or when machines are chosen anyway. Swaps: the rules order machines."""
+    borrowed: int = 0
+    """Restarts: the last machines of the fleet, which run other work and are preempted first."""
+    preempt_s: float = 1200.0
+    """Time that preempting one of them takes (AIReSim)."""
     rack_nodes: int = 16
     switch_nodes: int = 128
 
@@ -33,8 +38,12 @@ class JobTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Guard's healthy step."""
     microbatches: int = 16
     state_gb_per_node: float = 64.0
-    transfer_gbps: float = 40.0
-    """Giga*bytes* per second from a replica or leaver, per node."""
+    transfer_gbps: float = 0.0
+    """Giga*bytes* per second from a replica or leaver, per node; 0: as the cost model says."""
+    load_gbps: float = 0.0
+    """Giga*bytes* per second from checkpoint storage, per node; 0: as the cost model says."""
+    work_days: float = 0.0
+    """End when this much work is done, at `days` at the latest; 0: go on for `days`."""
     checkpoint_interval_s: float = 1800.0
     checkpoint_stall_s: float = 0.6
     """ByteCheckpoint: a stall of 0.59 s at 8,960 GPUs."""
@@ -89,9 +98,13 @@ class RepairTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     auto_h: float = 2.0
     manual_h: float = 48.0
     manual_share: float = 0.8
+    manual_after_auto: bool = False
+    """Whether a manual repair begins with an automatic one that did not help (AIReSim)."""
     auto_silent: float = 0.4
     """Automatic repairs that leave the fault where it was (AIReSim)."""
     manual_silent: float = 0.2
+    unfound_cures: bool = True
+    """Whether a repair can cure what no sweep has shown; if not, what passes stays as it was."""
     samples_h: tuple[float, ...] = ()
     trace: str = ""
     """A trace whose repair times are resampled."""
@@ -106,6 +119,8 @@ class GreyTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     weights: tuple[float, ...] = (0.3, 0.5, 0.2)
     initial_share: float = 0.0
     """Machines that are slow from the start."""
+    of_lemons: float = 0.0
+    """Share of the lemons that are slow as well."""
     duration_h: float = 0.0
     """Mean time after which it ends by itself; 0: it stays until repaired."""
     noise: float = 0.025

@@ -41,11 +41,15 @@ class Supply:
         pending = job.pending
         there = len(state.pool) + self._coming
         plant = self.world.plant
-        while there < wanted and plant.supply:
+        while there < wanted and (plant.supply or plant.borrowed):
             self._coming += 1
             there += 1
             delay_s = self.world.costs.infra_s
-            self.world.agenda.after(delay_s, partial(self._deliver, plant.supply.popleft()))
+            if not plant.supply:
+                delay_s += self.world.scenario.fleet.preempt_s
+                self.world.totals.preempted += 1
+            number = (plant.supply or plant.borrowed).popleft()
+            self.world.agenda.after(delay_s, partial(self._deliver, number))
         if there > wanted and pending is None and not job.vacant and not leaving:
             self._shed(there - wanted)
 

@@ -65,6 +65,7 @@ class World:
         """Machine -> fault, of those whose loss will be or was declared."""
         self._plan: e.TransitionPlanned | None = None
         self._cold: set[int] = set()
+        self._later: list[Callable[[], None]] = []
         for fault in trace.faults:
             self.agenda.at(fault.at_s, partial(self._happens, fault))
         self._launch()
@@ -108,9 +109,11 @@ class World:
             case Kind.GREY:
                 self.quarantine.turn_slow(fault)
             case Kind.PLANNED:
-                self._drain(self.plant.holder(fault.machine))
+                self.between_transitions(lambda: self._drain(self.plant.holder(fault.machine)))
             case Kind.FALSE_ALARM:
-                self.quarantine.false_alarm(self.plant.holder(fault.machine))
+                self.between_transitions(
+                    lambda: self.quarantine.false_alarm(self.plant.holder(fault.machine))
+                )
 
     def break_down(self, number: int, fault: Fault) -> None:
         """A machine fails hard; if it holds a slot, the job stands still from now on."""
@@ -128,6 +131,7 @@ class World:
         delay_s = 0.0
         if slot >= 0:
             self.totals.losses += 1
+            self.totals.lost_at_s.append(self.agenda.now_s)
             self.broken[slot] = fault
             if self.meter.state == "running":
                 self.meter.roll_back(self.scenario.job.step_s)
@@ -197,6 +201,15 @@ class World:
         if number is not None:
             self.hold_record(number)
 
+    def between_transitions(self, act: Callable[[], None]) -> None:
+        """Act when no transition is pending. A holder that gets its record in the middle of one
+        was not asked for its state, and would count as one that has none.
+        """
+        if self.core.job.pending is None:
+            act()
+        else:
+            self._later.append(act)
+
     def _drain(self, number: int) -> None:
         """An operator wants a machine out for maintenance."""
         if not self.plant.is_whole(number) or self.plant.slot_of(number) < 0:
@@ -207,11 +220,14 @@ class World:
 
     # --- around every decision ----------------------------------------------------------------
 
-    def _passes(self) -> None:
-        self.meter.advance(self.agenda.now_s)
+    def _passes(self) -> bool:
+        return self.meter.advance(self.agenda.now_s)
 
     def _rest(self) -> None:
         self.core.rest(self._before_deciding)
+        while self._later and self.core.job.pending is None:
+            self._later.pop(0)()
+            self.core.rest(self._before_deciding)
         self.supply.balance()
         self.core.rest(self._before_deciding)
         if not self.explicit:

@@ -7,9 +7,9 @@ from typing import Any
 import click
 import msgspec
 
-from simulator.cli.showing import show_json, show_table, with_interval
+from simulator.cli.showing import JSON, Progress, show_json, show_table, with_interval
 from simulator.errors import BadTrace
-from simulator.paper import NOT_REPRODUCED, figures
+from simulator.paper import NOT_REPRODUCED, OFF_BY, Figure, figures, off
 from simulator.traces import UNITS, FaultTrace, read_csv, read_stepfun, stats
 
 Command = Callable[..., Any]
@@ -25,7 +25,7 @@ def import_() -> None:
 
 def _options(command: Command) -> Command:
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        JSON,
         click.option("--out", type=click.Path(path_type=Path), help="Write the trace there."),
         click.option("--machines", type=click.IntRange(0), default=0, help="Machines observed."),
         click.option("--days", type=float, default=0.0, help="Days observed; else to the end."),
@@ -83,33 +83,49 @@ def _finish(trace: FaultTrace, out: Path | None, *, as_json: bool) -> None:
 
 @click.command(epilog="Example: simctl paper --json")
 @click.option("--replications", type=click.IntRange(2), default=5, help="Per figure.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@JSON
 def paper(replications: int, *, as_json: bool) -> None:
     """Simulate published figures again; fitted and predicted ones are marked apart."""
-    rows = list(figures(replications))
+    rows: list[Figure] = []
+    stopped = False
+    told = Progress()
+    try:
+        for row in figures(replications):
+            rows.append(row)
+            told.count(len(rows), row.name)
+    except KeyboardInterrupt:
+        stopped = True
+    told.end()
     if as_json:
-        show_json(
-            {
-                "figures": [
-                    {**msgspec.to_builtins(row), "relative_error": row.error} for row in rows
-                ],
-                "not_reproduced": [{"name": name, "why": why} for name, why in NOT_REPRODUCED],
-            }
-        )
-        return
+        found = [{**msgspec.to_builtins(row), "relative_error": row.error} for row in rows]
+        apart = [{"name": name, "why": " ".join(why.split())} for name, why in NOT_REPRODUCED]
+        show_json({"figures": found, "not_reproduced": apart})
+    else:
+        _show_paper(rows)
+    if stopped:
+        raise KeyboardInterrupt
+
+
+def _show_paper(rows: list[Figure]) -> None:
     show_table(
         "published and simulated",
         ("figure", "published", "simulated", "error", "kind"),
         [
             (
                 row.name,
-                f"{row.published:g} {row.unit}",
+                f"{row.published:g} {row.unit}" if row.published is not None else "-",
                 with_interval(row.simulated, 3),
-                f"{row.error:+.1%}{' (!)' if abs(row.error) > 0.1 else ''}",
+                _error(row),
                 row.kind,
             )
             for row in rows
         ],
     )
     for name, why in NOT_REPRODUCED:
-        click.echo(f"not reproduced: {name}: {why}")
+        click.echo(f"not reproduced: {name}: {' '.join(why.split())}")
+
+
+def _error(row: Figure) -> str:
+    if row.error is None:
+        return "-"
+    return f"{row.error:+.1%}{' (!)' if off(row, OFF_BY) else ''}"

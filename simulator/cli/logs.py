@@ -7,7 +7,7 @@ import click
 
 from simulator.calibrating import as_toml
 from simulator.calibrating import calibrate as measure
-from simulator.cli.showing import show_json, show_table
+from simulator.cli.showing import JSON, show_json, show_table
 from simulator.errors import BadScenario
 from simulator.replay import read_log
 from simulator.replay import replay as run_replay
@@ -17,7 +17,6 @@ from simulator.scenario_file import load
 from statemachine.policy import Policy, policy_of
 
 LOG = click.argument("log", type=click.Path(path_type=Path))
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.command(epilog="Example: simctl replay runs/demo-1/events.jsonl")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from simulator.cli.showing import Progress, show_json, show_table, with_interval
+from simulator.cli.showing import JSON, Progress, show_json, show_table, with_interval
 from simulator.compare import Comparison, one
 from simulator.compare import compare as run_compare
 from simulator.core import encode_entry
@@ -25,7 +25,6 @@ from simulator.world import World
 from statemachine.events import Recorded
 
 SCENARIO = click.argument("scenario", type=click.Path(path_type=Path))
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 WORKERS = click.option(
     "--workers", type=click.IntRange(1), default=os.cpu_count() or 1, help="Processes."
 )

@@ -11,6 +11,8 @@ from rich.table import Table
 
 from simulator.stats import Estimate
 
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
 
 def show_json(value: object) -> None:
     """Print a value as JSON."""
@@ -37,18 +39,37 @@ def with_interval(found: Estimate, digits: int = 4) -> str:
 
 
 class Progress:
-    """A line on stderr with how much is done and how long the rest will take."""
+    """A line on stderr with how much is done and how long the rest will take; only on a terminal,
+    and only for what takes longer than two seconds.
+    """
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._shown = 0.0
+        self._open = False
 
     def __call__(self, done: int, of: int) -> None:
-        """Tell; at most twice a second, and only on a terminal."""
+        """Tell how many of how many are done."""
+        left_s = (time.monotonic() - self._began) / max(1, done) * (of - done)
+        self._say(f"{done} of {of}, about {left_s:.0f} s left", last=done >= of)
+
+    def count(self, done: int, what: str) -> None:
+        """Tell how many are done where nobody knows how many there will be."""
+        self._say(f"{done} done, last: {what}", last=False)
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._open:
+            click.echo("", err=True)
+            self._open = False
+
+    def _say(self, words: str, *, last: bool) -> None:
         now = time.monotonic()
-        if not sys.stderr.isatty() or (now - self._shown < 0.5 and done < of):
+        if not sys.stderr.isatty() or now - self._began < 2 or (now - self._shown < 0.5):
+            if last:
+                self.end()
             return
-        self._shown = now
-        left_s = (now - self._began) / done * (of - done)
-        end = "\n" if done >= of else ""
-        click.echo(f"\r{done} of {of}, about {left_s:.0f} s left   {end}", nl=False, err=True)
+        self._shown, self._open = now, True
+        click.echo(f"\r{words[:76]:<76}", nl=False, err=True)
+        if last:
+            self.end()

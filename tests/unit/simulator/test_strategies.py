@@ -95,12 +95,16 @@ def test_guard_pays_where_machines_are_slow(small: Scenario, run: Run) -> None:
 
 
 def test_the_identity_of_airesim_holds(run: Run) -> None:
-    """Time standing still is failures times recovery and host selection, to the second."""
+    """Time = work + failures x recovery + selections x choosing + preemptions x wait, exactly."""
     read = load(Path(__file__).parents[3] / "scenarios" / "airesim.toml")
-    totals = run(replace(read, days=20.0), "hot-spares")
+    short = replace(read, job=replace(read.job, work_days=40.0))
+    totals = run(short, "hot-spares")
 
-    assert totals.losses > 100
-    assert totals.down_s == pytest.approx(totals.losses * 1380.0, abs=1380.0)
+    assert totals.losses > 1000
+    assert totals.chosen > 0
+    down_s = totals.losses * 1200.0 + totals.chosen * 180.0 + totals.preempted * 1200.0
+    assert totals.down_s == pytest.approx(down_s)
+    assert totals.work_s == pytest.approx(40 * 86_400.0)
     assert totals.wall_s == pytest.approx(totals.work_s + totals.lost_s + totals.down_s, rel=1e-9)
 
 
