@@ -16,6 +16,12 @@ Launch = Callable[..., Awaitable[Any]]
 SCRIPT = Path(__file__).with_name("train_axes.py")
 STEPS = 150
 SLOW = ["--slow-ms", "20"]
+VOTE = {
+    "in the vote's first axis": ["vote.before", "exchange.waiting"],
+    "between its axes": ["vote.before", "exchange.end"],
+    "in its last axis": ["vote.before", "exchange.end", "exchange.waiting"],
+    "having its outcome": ["vote.before", "exchange.end", "exchange.end"],
+}
 LAYOUTS = {"dp x pp x tp": {"dp": 2, "pp": 2, "tp": 2}, "dp x pp": {"dp": 2, "pp": 2}}
 
 
@@ -23,11 +29,13 @@ def _axes(name: str) -> dict[str, int]:
     return {"dp": 1, "pp": 1, "tp": 1} | LAYOUTS[name]
 
 
-async def _run(launch: Launch, name: str, standbys: int, extra: list[str]) -> Any:
+async def _run(
+    launch: Launch, name: str, standbys: int, extra: list[str], steps: int = STEPS
+) -> Any:
     axes = _axes(name)
     nodes = axes["dp"] * axes["pp"] * axes["tp"]
     return await launch(
-        nodes=nodes, standbys=standbys, steps=STEPS, axes=axes, extra=extra, script=SCRIPT
+        nodes=nodes, standbys=standbys, steps=steps, axes=axes, extra=extra, script=SCRIPT
     )
 
 
@@ -83,3 +91,31 @@ def _untouched_groups_kept_their_links(fleet: Any) -> None:
                 assert str(transition) not in opened, (slot, kind, transition, links)
                 assert str(transition) not in closed, (slot, kind, transition, links)
     assert counted, "no link was opened by any swap: nothing was measured"
+
+
+@pytest.mark.timeout(150)
+async def test_a_rank_dies_at_each_point_of_a_vote_along_two_axes(launch: Launch) -> None:
+    """A vote is a minimum along one axis after the other: whoever dies in it, and wherever, all who
+    live agree whether the step counts, and nothing is applied twice or left out.
+    """
+    steps = 300
+    calm = await _run(launch, "dp x pp", 0, [], steps)
+    expected, expected_losses = await calm.digests(), calm.losses()
+    await calm.stop()
+    fleet = await _run(launch, "dp x pp", 1, SLOW, steps)
+    dead = []
+    for slot, (where, points) in enumerate(VOTE.items()):
+        await fleet.until("a standby is warm", lambda: bool(fleet.warm()) and fleet.idle(), 60.0)
+        victim = fleet.holder(slot)
+        fleet.arm(victim, points, Act.KILL)
+        dead.append(victim)
+        await fleet.until(f"{victim} is lost {where}", lambda: fleet.lost() == dead, 60.0)
+        await fleet.until("the swap is done", fleet.idle, 60.0)
+        assert fleet.met(victim), f"{victim} never came to the point {where}"
+        await fleet.add_standby()
+    found = await fleet.digests()
+    wrong = {k: v for k, v in fleet.losses().items() if v != expected_losses[k]}
+
+    assert not wrong, f"losses differ from {min(wrong, key=lambda k: k[1])} on"
+    assert found == expected, fleet.story()
+    assert fleet.lost() == dead, fleet.story()
