@@ -37,7 +37,7 @@ class Course:
         self.environment = {
             "RIVALS_NOTES": str(self.notes_folder),
             "RIVALS_CHECKPOINT": str(folder / "checkpoint.pt"),
-            "PYTHONPATH": str(BENCHMARKS),
+            "PYTHONPATH": os.pathsep.join((str(BENCHMARKS), str(BENCHMARKS.parent))),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         }
