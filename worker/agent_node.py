@@ -45,6 +45,7 @@ from worker.agent_facts import FactQueue, VitalsOutlet
 from worker.agent_lease import keep_lease, say_farewell
 from worker.agent_settings import AgentSettings
 from worker.channel import ChannelClosed, FrameTooLarge
+from worker.gauges.sampler import Sampler
 from worker.supervise import Exit, TrainingProcess
 from worker.sweeper import ProbePort, Sweeper
 
@@ -93,6 +94,7 @@ class NodeLife:
         self._probes = probes
         self._facts = FactQueue(session)
         self._vitals = VitalsOutlet(session)
+        self._gauges = Sampler.from_environment()
         self._sweeper = Sweeper(self._facts.put, settings.secret_path)
         self._me = Participant(node=session.node, incarnation=session.incarnation, job=settings.job)
         self._desired: Desired | None = None
@@ -116,6 +118,7 @@ class NodeLife:
             lambda: keep_lease(self._session),
             self._facts.run,
             self._vitals.run,
+            self._gauges.run,
             self._follow_desired,
             self._follow_orders,
             self._hear,
@@ -273,7 +276,7 @@ class NodeLife:
     def _on_message(self, said: m.FromWorker) -> None:
         self._process.arm()
         if isinstance(said, m.Window):
-            self._vitals.put(encode_vitals(said.vitals))
+            self._vitals.put(encode_vitals(self._gauges.with_gauges(said.vitals)))
             return
         self._abort_watch.said(said)
         self._finished = self._finished or isinstance(said, m.Finished)
