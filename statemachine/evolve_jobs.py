@@ -118,7 +118,7 @@ def restarted(state: FleetState, event: e.JobRestarted) -> FleetState:
         epoch=job.epoch,
         last_transition=job.last_transition,
     )
-    return put_job(state, fresh)
+    return refresh_pool(put_job(state, fresh), fresh)
 
 
 # --- questions --------------------------------------------------------------------------------
@@ -136,8 +136,15 @@ def holder_of(state: FleetState, job: Job, slot: Slot) -> Node | None:
 def live_holders(state: FleetState, job: Job) -> dict[Slot, NodeId]:
     """Slot -> node for every slot whose holder is live, in slot order."""
     found = {}
-    for slot in sorted(job.holders):
-        node = holder_of(state, job, slot)
-        if node is not None and slot not in job.vacant:
-            found[slot] = node.node
+    holders, vacant = job.holders, job.vacant
+    for number in range(job.layout.slot_count):  # to look each up is faster than to walk the map
+        slot = Slot(number)
+        name = holders.get(slot)
+        if name is None or slot in vacant:
+            continue
+        node = state.nodes.get(name)
+        if node is None or node.slot != slot or node.job != job.job:
+            continue
+        if node.state is not NodeState.LOST and node.state is not NodeState.GONE:
+            found[slot] = name
     return found

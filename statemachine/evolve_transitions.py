@@ -11,7 +11,14 @@ from statemachine import events as e
 from statemachine.evolve_jobs import live_holders
 from statemachine.evolve_nodes import moved
 from statemachine.ids import JobId, NodeId, Slot
-from statemachine.indexes import put_job, put_node, put_nodes, put_pending
+from statemachine.indexes import (
+    AWAY_STATES,
+    put_job,
+    put_node,
+    put_nodes,
+    put_pending,
+    refresh_pool,
+)
 from statemachine.lifecycle import Phase, next_phase
 from statemachine.state import Draft, FleetState, Job, Node, Transition
 from statemachine.transition import required_members
@@ -157,7 +164,7 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
         if pending.chosen_parts != event.parts:
             return state
         event = replace(event, handovers=(*pending.chosen, *event.handovers))
-    plan = pending.plan
+    plan, launched = pending.plan, job.launched
     holders, vacant, idle, unproven = job.holders, job.vacant, job.idle, job.unproven
     records: dict[NodeId, Node] = {}
     for drop in plan.drops:
@@ -195,7 +202,8 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
         pending=pending,
         broken=None,
     )
-    return put_job(state, job)
+    state = put_job(state, job)
+    return state if launched else refresh_pool(state, job)
 
 
 def _leave(state: FleetState, records: dict[NodeId, Node], name: NodeId, incarnation: int) -> None:
@@ -207,9 +215,11 @@ def _leave(state: FleetState, records: dict[NodeId, Node], name: NodeId, incarna
 
 
 def _enter(state: FleetState, records: dict[NodeId, Node], job: Job, change: e.Change) -> bool:
-    if state.current(change.joiner, change.joiner_incarnation) is None:
+    joiner = records.get(change.joiner) or state.nodes.get(change.joiner)
+    if joiner is None or joiner.incarnation != change.joiner_incarnation:
         return False
-    joiner = records.get(change.joiner) or state.nodes[change.joiner]
+    if joiner.state in AWAY_STATES:
+        return False
     records[change.joiner] = replace(
         moved(state, joiner, e.TransitionCommitted),
         job=job.job,
@@ -235,7 +245,7 @@ def applied(state: FleetState, event: e.TransitionApplied) -> FleetState:
             job,
             began=True,
             unproven=job.unproven.discard(node.slot),
-            givers=job.givers.discard(node.slot),
+            givers=job.givers.discard(node.slot) if len(job.givers) else job.givers,
         )
     return put_pending(state, job, pending)
 
