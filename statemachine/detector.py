@@ -38,7 +38,7 @@ from statemachine.judgement import VERSION, Case, Judgement, Trace, expired, hor
 from statemachine.vitals import Vitals, median
 
 __all__ = ["VERSION", "DetectorPolicy", "DetectorState", "Judgement", "Observation"]
-__all__ += ["observe", "restored"]
+__all__ += ["forgotten", "observe", "restored"]
 
 
 Traces = Mapping[Aspect, Trace]
@@ -105,6 +105,21 @@ def restored(verdicts: Iterable[VerdictIssued]) -> DetectorState:
     Verdicts that no detector issued are an operator's affair and left alone.
     """
     return DetectorState(standing=HashTrieMap({v.node: v for v in verdicts if v.detector}))
+
+
+def forgotten(state: DetectorState, node: NodeId) -> DetectorState:
+    """The detector without a node that is gone: no round waits for it, nothing it did counts."""
+    cohorts = state.cohorts
+    for key, cohort in state.cohorts.items():
+        if node in cohort.gathered or node in cohort.awaited:
+            gathered, awaited = cohort.gathered.discard(node), cohort.awaited.discard(node)
+            cohorts = cohorts.insert(key, replace(cohort, gathered=gathered, awaited=awaited))
+    return replace(
+        state,
+        records=state.records.discard(node),
+        standing=state.standing.discard(node),
+        cohorts=cohorts,
+    )
 
 
 def observe(

@@ -9,15 +9,18 @@ unhealthy; an incarnation that is over is forgotten; a node that measures as a s
 slow on our behalf, and is not accused of it. Runs only while its controller leads.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import anyio
 from msgspec.structs import replace
 
 from controlplane import journal
 from controlplane.eventlog import View, VitalsItem
+from controlplane.health.history import HISTORY_VARIABLE, VitalsHistory
 from statemachine import events as e
-from statemachine.detector import DetectorState, Judgement, observe, restored
+from statemachine.detector import DetectorState, Judgement, forgotten, observe, restored
 from statemachine.errors import CodecError
 from statemachine.ids import NodeId
 from statemachine.lifecycle import NodeState
@@ -39,6 +42,7 @@ class Collector:
         states: Callable[[], FleetState],
         state_events: Callable[[Iterable[Judgement]], None],
         clock_ms: Callable[[], int],
+        history: VitalsHistory | None = None,
     ) -> None:
         self._states = states
         self._state_events = state_events
@@ -50,6 +54,7 @@ class Collector:
         self._lent: set[NodeId] = set()
         self._reported: set[tuple[NodeId, int]] = set()
         self._notes: tuple[str, ...] = ()
+        self._history = history if history is not None else _from_environment()
 
     @property
     def latest(self) -> Mapping[NodeId, Vitals]:
@@ -67,8 +72,12 @@ class Collector:
             event = entry.event
             match event:
                 case e.NodeLost() | e.NodeLeft() | e.NodeJoined() | e.NodeQuarantined():
-                    self._detector = _forgotten(self._detector, event.node)
+                    self._detector = forgotten(self._detector, event.node)
+                    if self._history is not None:
+                        self._history.forgotten(event.node)
                 case e.VerdictWithdrawn():  # by its expiry, or by an operator
+                    if self._history is not None and event.node in self._detector.standing:
+                        self._history.withdrawn(event.node)
                     standing = self._detector.standing.discard(event.node)
                     self._detector = replace(self._detector, standing=standing)
                 case _:
@@ -127,8 +136,10 @@ class Collector:
         return None
 
     def _observe(self, batch: Sequence[Vitals]) -> None:
-        policy = self._states().policy.detector
-        seen = observe(self._detector, batch, self._clock_ms(), policy)
+        policy, now_ms = self._states().policy, self._clock_ms()
+        if self._history is not None and (batch or self._detector.standing):
+            self._history.observed(batch, now_ms, policy)
+        seen = observe(self._detector, batch, now_ms, policy.detector)
         self._detector = seen.state
         if seen.judgements:
             self._state_events(seen.judgements)
@@ -143,19 +154,9 @@ class Collector:
             self._observe(())
 
 
-def _forgotten(detector: DetectorState, node: NodeId) -> DetectorState:
-    """The detector without a node: no round waits for it, and nothing it did counts."""
-    cohorts = detector.cohorts
-    for key, cohort in detector.cohorts.items():
-        if node in cohort.gathered or node in cohort.awaited:
-            gathered, awaited = cohort.gathered.discard(node), cohort.awaited.discard(node)
-            cohorts = cohorts.insert(key, replace(cohort, gathered=gathered, awaited=awaited))
-    return replace(
-        detector,
-        records=detector.records.discard(node),
-        standing=detector.standing.discard(node),
-        cohorts=cohorts,
-    )
+def _from_environment() -> VitalsHistory | None:
+    path = os.environ.get(HISTORY_VARIABLE)
+    return VitalsHistory(Path(path)) if path else None
 
 
 def _standing(state: FleetState) -> list[e.VerdictIssued]:

@@ -16,6 +16,7 @@ from statemachine.errors import ChangeoverError, UsageError
 VERBS: Final = {
     "calibrate": ("simulator.cli.logs", "calibrate", "Costs that a log measured, as TOML."),
     "compare": ("simulator.cli.running", "compare", "Strategies on the same faults."),
+    "detect": ("simulator.cli.detecting", "detect", "Recorded vitals, judged again."),
     "grid": ("simulator.cli.running", "grid", "Parameters times values, until narrow."),
     "import": ("simulator.cli.inputs", "import_", "Fault traces from elsewhere."),
     "paper": ("simulator.cli.inputs", "paper", "What is published, simulated again."),

@@ -47,7 +47,7 @@ def replay(log: Path, *, as_json: bool) -> None:
 @JSON
 def whatif(log: Path, policy: Path, *, as_json: bool) -> None:
     """Decide a log anew under another policy, until one decision differs."""
-    found = run_whatif(read_log(log), _policy(policy))
+    found = run_whatif(read_log(log), read_policy(policy))
     if as_json:
         show_json(found)
         return
@@ -64,7 +64,8 @@ def whatif(log: Path, policy: Path, *, as_json: bool) -> None:
         click.echo(f"note: {note}")
 
 
-def _policy(path: Path) -> Policy:
+def read_policy(path: Path) -> Policy:
+    """The policy of a TOML file, at its top or under `policy`."""
     try:
         knobs = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
