@@ -112,11 +112,15 @@ async def test_two_die_at_once(launch: Launch, calm: Callable[..., Any]) -> None
     assert sorted(fleet.lost()) == ["n0", "n2"], fleet.story()
 
 
-@pytest.mark.parametrize("point", ["prepare.begin", "prepare.linked"])
-async def test_a_leaver_dies_while_its_leaving_is_prepared(
+@pytest.mark.parametrize(
+    "point", ["prepare.begin", "prepare.linked", "transfer.offered", "transfer.serving"]
+)
+async def test_a_leaver_dies_before_it_has_left(
     launch: Launch, calm: Callable[..., Any], point: str
 ) -> None:
-    """A planned swap whose leaver dies becomes an unplanned one, to the same joiner."""
+    """A planned swap whose leaver dies, while it is prepared or while it hands its state over,
+    becomes an unplanned one, to the same joiner.
+    """
     fleet = await _fleet(launch)
     fleet.arm("n1", [point], Act.KILL)
     fleet.say(e.DrainRequested(node=NodeId("n1"), by="test"))
@@ -126,6 +130,29 @@ async def test_a_leaver_dies_while_its_leaving_is_prepared(
 
     assert fleet.lost() == ["n1"], fleet.story()
     assert fleet.holder(1) == "n3"
+
+
+@pytest.mark.parametrize(
+    "point", ["prepare.begin", "prepare.linked", "switch.before", "switch.between", "switch.after"]
+)
+async def test_a_stayer_dies_in_a_planned_swap(
+    launch: Launch, calm: Callable[..., Any], point: str
+) -> None:
+    """Whoever dies while a swap that does not concern its slot is prepared or switched is replaced,
+    and the leaver leaves all the same.
+    """
+    fleet = await _fleet(launch)
+    fleet.arm("n0", [point], Act.KILL)
+    fleet.say(e.DrainRequested(node=NodeId("n1"), by="test"))
+    await fleet.until("the stayer is lost", lambda: fleet.lost() == ["n0"])
+    await fleet.until(
+        "both slots changed hands",
+        lambda: fleet.idle() and {fleet.holder(0), fleet.holder(1)} == {"n3", "n4"},
+    )
+    await _same_as_calm(fleet, calm)
+
+    assert fleet.lost() == ["n0"], fleet.story()
+    assert fleet.state.nodes["n1"].state is NodeState.DRAINED
 
 
 @pytest.mark.parametrize("point", ["prepare.begin", "prepare.linked", "transfer.receiving"])
