@@ -87,7 +87,11 @@ def _fault(chance: random.Random, kinds: tuple[Kind, ...] = tuple(Kind)) -> Faul
 
 
 def effect_of(fault: Fault, spec: FleetSpec) -> float:
-    """How much longer own work takes, or, of links, a step: what is called the size of a fault."""
+    """What is called the size of a fault: how many times as long own work takes, or, of links, a
+    step; on average over the hour where it comes and goes, or creeps.
+    """
+    if fault.kind in (Kind.FLAPPING, Kind.DRIFT):
+        return 1 + (fault.size - 1) / 2
     if fault.kind is not Kind.LINK:
         return fault.size
     step_ms = spec.work_ms + spec.exchange_ms
