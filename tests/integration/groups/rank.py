@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -27,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.integration.groups import surfaces
 from worker.groups.delta import DeltaBackend
 from worker.groups.links import LinkEndpoint
 from worker.groups.managed import ManagedGroup
@@ -104,6 +106,7 @@ class Rank:
         self.groups: dict[str, ManagedGroup] = {}
         self.resets: list[tuple[str, int, str, float]] = []
         self.plans: dict[str, GroupPlan] = {}
+        self.begun: surfaces.Begun
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -324,6 +327,41 @@ class Rank:
     ) -> tuple[list[Tensor], list[Tensor]]:
         dist.barrier(group=group)
         return [], []
+
+    # --- torch's layers (surfaces) ----------------------------------------------------------------
+
+    def publish_as_default(self, name: str) -> None:
+        """Let torch know the group, as the one of all ranks."""
+        publish(self.groups[name], range(self.groups[name].size()), default=True)
+
+    def surface(self, name: str, layer: str) -> dict[str, Any]:
+        """Run one of torch's layers on the group."""
+        found: dict[str, Any] = getattr(surfaces, layer)(self.groups[name], self.plans[name])
+        return found
+
+    def begin(self, name: str, steps: int) -> None:
+        """Begin a training that will be interrupted."""
+        self.begun = surfaces.Begun(self.groups[name], self.plans[name])
+        self.begun.train(self.plans[name], 0, steps)
+
+    def skip_to(self, step: int) -> None:
+        """Join a training that is at a step."""
+        self.begun.next = step
+
+    def go_on(self, name: str) -> dict[str, Any]:
+        """Go on with it."""
+        return surfaces.across_a_swap(self.groups[name], self.plans[name], self.begun)
+
+    def make_new_group(self) -> str:
+        """Ask torch for a group of its own; what it says."""
+        shared: Any = dist
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                shared.new_group([0, 1])
+            except AssertionError as error:
+                return str(error)
+        return "made"
 
     # --- long-running -----------------------------------------------------------------------------
 
