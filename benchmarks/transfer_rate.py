@@ -5,6 +5,7 @@ Two processes on loopback, three ways in turn, many rounds, medians and ratios f
 raw      `sendall` of the whole buffer in 1 MiB spans, `recv_into` memory that exists already
 ours     `TransferServer.offer` and `fetch` into memory that exists already (set-up included)
 striped  `fetch` from two sources at once
+torchft  its HTTP transport, in one piece and in eight (with --rivals, where its environment is)
 
 The sending side is a process of its own for each source. On a machine with other work the median
 says how busy it was; `best` is the fastest round, and `cpu` is processor time per GiB, sending and
@@ -21,8 +22,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from rivals.environments import interpreter
 
 from worker.transfer import (
     Party,
@@ -138,8 +141,40 @@ def ours_s(peers: list[Peer], into: StateImage, number: int) -> float:
     return report.seconds
 
 
+class Torchft:
+    """torchft's receiving process, which has its sending process beside it."""
+
+    def __init__(self, python: str, nbytes: int, chunks: int) -> None:
+        script = Path(__file__).parent / "parts" / "torchft_transfer.py"
+        self.child = subprocess.Popen(
+            [python, str(script), "--bytes", str(nbytes), "--chunks", str(chunks)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a line per request
+            text=True,
+        )
+        assert self.child.stdout is not None
+        if not self.child.stdout.readline():
+            sys.exit(f"transfer_rate.py: torchft does not start under {python}")
+
+    def round(self) -> "Round":
+        """One transfer."""
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self.child.stdin.write("go\n")
+        self.child.stdin.flush()
+        told = json.loads(self.child.stdout.readline())
+        assert told["whole"], "torchft's state did not arrive whole"
+        return Round(told["seconds"], told["sender_cpu_s"], told["own_cpu_s"])
+
+    def end(self) -> None:
+        """Let it go."""
+        self.child.communicate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="State transfer against the raw socket.")
+    parser.add_argument("--rivals", type=Path, help="folder of the rivals' environments")
     parser.add_argument("--mib", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
@@ -151,10 +186,11 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     for mib in args.mib:
-        measure(mib, args.rounds, as_json=args.json)
+        python = interpreter(args.rivals, "torchft") if args.rivals else None
+        measure(mib, args.rounds, python, as_json=args.json)
 
 
-def measure(mib: int, rounds: int, *, as_json: bool) -> None:
+def measure(mib: int, rounds: int, python: str | None, *, as_json: bool) -> None:
     nbytes = mib << 20
     torch.manual_seed(0)
     into = image_of(nbytes)
@@ -167,15 +203,21 @@ def measure(mib: int, rounds: int, *, as_json: bool) -> None:
         "ours": (peers[:1], lambda number: ours_s(peers[:1], into, 2 * number)),
         "striped": (peers, lambda number: ours_s(peers, into, 2 * number + 1)),
     }
-    found: dict[str, list[Round]] = {way: [] for way in ways}
+    chunks = (0, 8) if python is not None else ()
+    rivals = {f"torchft{n or ''}": Torchft(python, nbytes, n) for n in chunks if python}
+    found: dict[str, list[Round]] = {way: [] for way in (*ways, *rivals)}
     for number in range(rounds):
         for way, (used, go) in ways.items():
             cpu_before_s = time.process_time()
             seconds = go(number)
             own_cpu_s = time.process_time() - cpu_before_s
             found[way].append(Round(seconds, sum(peer.cpu_s() for peer in used), own_cpu_s))
+        for name, rival in rivals.items():
+            found[name].append(rival.round())
     for peer in peers:
         peer.end()
+    for rival in rivals.values():
+        rival.end()
     tell(mib, found, whole=into.digest() == expected, as_json=as_json)
 
 
