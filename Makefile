@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PACKAGES := statemachine controlplane worker simulator
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint format types contracts docs soak bench clean
+.PHONY: help env demo test lint format types contracts docs site soak bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ contracts: $(VENV)/.installed ## who may import whom
 
 docs: $(VENV)/.installed ## draw the lifecycle diagrams from the tables
 	@$(BIN)/python docs/internals/draw.py
+
+site: $(VENV)/.installed ## build the documentation site into site/
+	@$(BIN)/mkdocs build --quiet
+	@echo "site/index.html"
 
 soak: env ## tests that run for minutes
 	@$(BIN)/pytest -m soak --timeout 1800 $(ARGS)

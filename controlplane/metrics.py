@@ -41,7 +41,12 @@ class Meters:
         """What the store was last found to hold."""
         self._telling: Telling | None = None
         self._resumed: dict[tuple[JobId, TransitionId], int] = {}
-        new = self.registry
+        self._of_this_process(self.registry)
+        self._of_the_log(self.registry)
+        self.registry.register(_PictureCollector(self))
+
+    def _of_this_process(self, new: CollectorRegistry) -> None:
+        """What this process does."""
         self.leading = Gauge(
             "changeover_leading", "1 while this process leads the fleet, else 0.", registry=new
         )
@@ -68,6 +73,9 @@ class Meters:
             ["hook", "outcome"],
             registry=new,
         )
+
+    def _of_the_log(self, new: CollectorRegistry) -> None:
+        """What passes in the log."""
         self.events = Counter(
             "changeover_events",
             "Events that entered the log since this process began to follow it, by type.",
@@ -94,7 +102,6 @@ class Meters:
             buckets=PHASE_S,
             registry=new,
         )
-        new.register(_PictureCollector(self))
 
     def render(self) -> bytes:
         """The exposition that Prometheus scrapes."""

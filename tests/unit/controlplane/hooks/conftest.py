@@ -19,7 +19,7 @@ class Receiver:
         self.arrived = threading.Condition()
         receiver = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answering(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 with receiver.arrived:
@@ -35,7 +35,7 @@ class Receiver:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
         self.url = f"http://127.0.0.1:{self.server.server_port}/hook?token=in-the-address"
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
         self._thread.start()

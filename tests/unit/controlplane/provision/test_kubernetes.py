@@ -45,7 +45,7 @@ class ApiServer:
         self.fails_with = 0
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answering(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self._answer(*server.get(self.path, dict(self.headers)))
 
@@ -64,7 +64,7 @@ class ApiServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
         self._thread = threading.Thread(target=self.http.serve_forever, args=(0.02,))
         self._thread.start()
 
