@@ -48,7 +48,7 @@ def _weights(model: nn.Module) -> Tensor:
 def _trained(model: nn.Module, loss_of: Callable[[int], Tensor]) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
-        loss_of(step).backward()  # type: ignore[no-untyped-call]
+        loss_of(step).backward()
         optimizer.step()
         optimizer.zero_grad()
     return _weights(model)
@@ -77,8 +77,10 @@ def _mesh(group: ManagedGroup) -> DeviceMesh:
 def ddp(group: ManagedGroup, plan: GroupPlan) -> Found:
     """DistributedDataParallel with its options that change what it asks of a group."""
     model = _model()
-    options = {"gradient_as_bucket_view": True, "find_unused_parameters": True}
-    return _compare(model, DistributedDataParallel(model, process_group=group, **options), plan)
+    wrapped = DistributedDataParallel(
+        model, process_group=group, gradient_as_bucket_view=True, find_unused_parameters=True
+    )
+    return _compare(model, wrapped, plan)
 
 
 def ddp_that_accumulates(group: ManagedGroup, plan: GroupPlan) -> Found:
@@ -143,11 +145,12 @@ def dtensor(group: ManagedGroup, plan: GroupPlan) -> Found:
     rows = distribute_tensor(whole, mesh, [Shard(0)])
     ones = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
     partial = DTensor.from_local(torch.full((2,), plan.me + 1.0), mesh, [Partial()])
+    product: Any = rows @ ones
     found = [
         rows.full_tensor(),
         rows.redistribute(mesh, [Shard(1)]).full_tensor(),
         partial.full_tensor(),
-        (rows @ ones).full_tensor(),
+        product.full_tensor(),
     ]
     total = plan.size * (plan.size + 1) / 2
     expected = [whole, whole, torch.full((2,), total), whole @ torch.ones(4, 2)]
