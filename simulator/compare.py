@@ -6,9 +6,13 @@ replication; results are put together in the order of replications, so their num
 """
 
 import hashlib
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait as ready_of
+from threading import Thread
 
 import msgspec
 from msgspec import Struct
@@ -131,16 +135,17 @@ def _sample(
     )
 
 
-def replication(task: tuple[Scenario, tuple[str, ...], int]) -> list[Sample]:
+Task = tuple[Scenario, tuple[str, ...], int]
+
+
+def replication(task: Task) -> list[Sample]:
     """Run every strategy once on the trace of one replication."""
     scenario, strategies, number = task
     return [one(scenario, strategy, number) for strategy in strategies]
 
 
 def spread(
-    tasks: Sequence[tuple[Scenario, tuple[str, ...], int]],
-    workers: int,
-    progress: Progress | None = None,
+    tasks: Sequence[Task], workers: int, progress: Progress | None = None
 ) -> Iterator[tuple[int, list[Sample]]]:
     """Run tasks in processes; yield (index, samples) as they come."""
     if workers <= 1 or len(tasks) == 1:
@@ -149,7 +154,7 @@ def spread(
             if progress is not None:
                 progress(index + 1, len(tasks))
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker) as pool:
         waiting: dict[Future[list[Sample]], int] = {
             pool.submit(replication, task): index for index, task in enumerate(tasks)
         }
@@ -165,6 +170,21 @@ def spread(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _begin_worker() -> None:
+    """Leave Ctrl-C to the parent, and end with it, however it ends: a killed parent closes no
+    queue that its workers wait at.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is not None:
+        Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    ready_of([sentinel])
+    os._exit(1)
 
 
 def compare(

@@ -5,6 +5,7 @@ A grid is the `[grid]` table of a scenario: a key path and its values each, such
 that was interrupted goes on where it stopped and ends with the same result.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from simulator.compare import Progress, Sample, spread
+from simulator.compare import Progress, Sample, Task, spread
 from simulator.errors import BadScenario
 from simulator.scenario import Scenario
 from simulator.scenario_file import build
@@ -31,8 +32,21 @@ class Cell(Struct, frozen=True, kw_only=True):
     """Whether the stopping rule held before the most replications were run."""
 
 
+class Grid(Struct, frozen=True, kw_only=True):
+    """All cells of which something is known; `finished` is False after Ctrl-C."""
+
+    cells: tuple[Cell, ...]
+    finished: bool
+
+
+class _Head(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """First line of the file of results: what its samples are of."""
+
+    of: str
+
+
 class _Line(Struct, frozen=True, kw_only=True):
-    """One line of the file of results."""
+    """One other line of the file of results."""
 
     cell: str
     replication: int
@@ -72,34 +86,68 @@ def run_grid(
     most: int = 100,
     workers: int = 2,
     progress: Progress | None = None,
-) -> list[Cell]:
-    """Run every cell until `relative` half-width or `most` replications; resume from `results`."""
-    done = _read(results)
+    of: str = "",
+) -> Grid:
+    """Run every cell until `relative` half-width or `most` replications; resume from `results`.
+
+    `of` names what the samples are of; a file of anything else is refused.
+
+    Raises:
+        BadScenario: `results` cannot be resumed from.
+    """
+    done = _read(results, of)
     batch = max(4, workers)
+    finished = True
     with results.open("ab") as out:
-        while True:
-            tasks, marks = [], []
-            for key, (_, scenario) in scenarios.items():
-                have = done.setdefault(key, {})
-                if len(have) < most and not _narrow(have, strategies, relative):
-                    missing = [n for n in range(most) if n not in have][:batch]
-                    marks += [(key, number) for number in missing]
-                    tasks += [(scenario, tuple(strategies), number) for number in missing]
-            if not tasks:
-                break
-            for index, samples in spread(tasks, workers):
-                key, number = marks[index]
-                done[key][number] = samples
-                line = _Line(cell=key, replication=number, samples=samples)
-                out.write(msgspec.json.encode(line) + b"\n")
-                out.flush()
-                if progress is not None:
-                    progress(sum(map(len, done.values())), len(scenarios) * most)
-    return [
+        if not results.stat().st_size:
+            out.write(msgspec.json.encode(_Head(of=of)) + b"\n")
+        try:
+            while tasks := _tasks(
+                scenarios, strategies, done, relative=relative, most=most, batch=batch
+            ):
+                for index, samples in spread([task for _, task in tasks], workers):
+                    (key, number), _ = tasks[index]
+                    done[key][number] = samples
+                    line = _Line(cell=key, replication=number, samples=samples)
+                    out.write(msgspec.json.encode(line) + b"\n")
+                    out.flush()
+                    if progress is not None:
+                        progress(sum(map(len, done.values())), len(scenarios) * most)
+        except KeyboardInterrupt:
+            finished = False
+    found = [
         _cell(chosen, strategy, place, have=done[key], strategies=strategies, relative=relative)
         for key, (chosen, _) in scenarios.items()
         for place, strategy in enumerate(strategies)
+        if done.get(key)
     ]
+    return Grid(cells=tuple(found), finished=finished)
+
+
+def _tasks(
+    scenarios: Mapping[str, tuple[dict[str, Any], Scenario]],
+    strategies: Sequence[str],
+    done: dict[str, dict[int, list[Sample]]],
+    *,
+    relative: float,
+    most: int,
+    batch: int,
+) -> list[tuple[tuple[str, int], Task]]:
+    """The next replications of every cell that is not narrow yet, with their cell and number."""
+    found: list[tuple[tuple[str, int], Task]] = []
+    for key, (_, scenario) in scenarios.items():
+        have = done.setdefault(key, {})
+        if len(have) < most and not _narrow(have, strategies, relative):
+            missing = [n for n in range(most) if n not in have][:batch]
+            found += [((key, n), (scenario, tuple(strategies), n)) for n in missing]
+    return found
+
+
+def identity(raw: Mapping[str, Any], strategies: Sequence[str]) -> str:
+    """Stands for a scenario without its grid: cells may be added to a file of results later."""
+    rest = {key: value for key, value in raw.items() if key not in ("grid", "live")}
+    raw_bytes = msgspec.json.encode([rest, list(strategies)], order="deterministic")
+    return hashlib.blake2b(raw_bytes, digest_size=16).hexdigest()
 
 
 def _narrow(
@@ -132,7 +180,7 @@ def _cell(
     )
 
 
-def _read(results: Path) -> dict[str, dict[int, list[Sample]]]:
+def _read(results: Path, of: str) -> dict[str, dict[int, list[Sample]]]:
     done: dict[str, dict[int, list[Sample]]] = {}
     if not results.exists():
         return done
@@ -140,10 +188,16 @@ def _read(results: Path) -> dict[str, dict[int, list[Sample]]]:
     whole = raw[: raw.rfind(b"\n") + 1]  # a last line that was being written is run again
     if len(whole) != len(raw):
         results.write_bytes(whole)
-    for line in whole.splitlines():
-        try:
-            entry = msgspec.json.decode(line, type=_Line)
-        except msgspec.MsgspecError as error:
-            raise BadScenario(f"{results}: no results of a grid: {error}") from error
+    head, *lines = whole.splitlines() or [msgspec.json.encode(_Head(of=of))]
+    try:
+        made_of = msgspec.json.decode(head, type=_Head).of
+        entries = [msgspec.json.decode(line, type=_Line) for line in lines]
+    except msgspec.MsgspecError as error:
+        raise BadScenario(f"{results}: no results of a grid: {error}") from error
+    if made_of != of:
+        raise BadScenario(
+            f"{results}: results of another scenario or of other strategies; name another file"
+        )
+    for entry in entries:
         done.setdefault(entry.cell, {})[entry.replication] = entry.samples
     return done

@@ -38,6 +38,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     idle_usd: float
     curve: tuple[Point, ...]
     reason: str
+    finished: bool = True
+    """False after Ctrl-C: the curve is what was done by then."""
 
 
 def plan(
@@ -53,8 +55,15 @@ def plan(
     scenario = replace(scenario, fleet=replace(scenario.fleet, nodes=nodes))
     curve: list[Point] = []
     chosen: Point | None = None
+    finished = True
     for count in counts:
-        point = _point(scenario, count, workers)
+        try:
+            point = _point(scenario, count, workers)
+        except KeyboardInterrupt:
+            if not curve:
+                raise
+            finished = False
+            break
         curve.append(point)
         if progress is not None:
             progress(len(curve), len(counts))
@@ -77,7 +86,8 @@ def plan(
         idle_gpu_h=best.idle_gpu_h,
         idle_usd=best.idle_gpu_h * scenario.human.gpu_hour_usd,
         curve=tuple(curve),
-        reason=reason,
+        reason=reason if finished else f"interrupted; {reason}",
+        finished=finished,
     )
 
 

@@ -15,7 +15,8 @@ from simulator.compare import compare as run_compare
 from simulator.core import encode_entry
 from simulator.errors import BadScenario
 from simulator.faults import draw
-from simulator.grid import cells, run_grid
+from simulator.grid import Grid, cells, identity, run_grid
+from simulator.parquet import comparison_rows, grid_rows, write_parquet
 from simulator.parts import DEFAULT, STRATEGIES
 from simulator.planning import plan as run_plan
 from simulator.report import write_report
@@ -29,6 +30,11 @@ WORKERS = click.option(
     "--workers", type=click.IntRange(1), default=os.cpu_count() or 1, help="Processes."
 )
 REPLICATIONS = click.option("--replications", type=click.IntRange(1), help="Instead of the file's.")
+PARQUET = click.option(
+    "--parquet",
+    type=click.Path(path_type=Path),
+    help="Write the rows there; needs changeover[parquet].",
+)
 SEED = click.option("--seed", type=int, help="Instead of the file's.")
 
 
@@ -118,6 +124,7 @@ def _logged(
 @SCENARIO
 @click.option("--strategy", "strategies", multiple=True, help="Once for each; the first is 'vs'.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report there.")
+@PARQUET
 @REPLICATIONS
 @SEED
 @WORKERS
@@ -127,6 +134,7 @@ def compare(
     strategies: tuple[str, ...],
     *,
     html: Path | None,
+    parquet: Path | None,
     replications: int | None,
     seed: int | None,
     workers: int,
@@ -138,10 +146,14 @@ def compare(
     found = run_compare(read, chosen, workers, Progress())
     if html is not None:
         html.write_text(write_report(read, found), "utf-8")
+    if parquet is not None:
+        write_parquet(parquet, comparison_rows(found))
     if as_json:
         show_json(found)
     else:
         _show_comparison(found)
+    if found.replications < read.replications:
+        raise KeyboardInterrupt
 
 
 def _show_comparison(found: Comparison) -> None:
@@ -169,10 +181,18 @@ def _show_comparison(found: Comparison) -> None:
 @click.option("--results", type=click.Path(path_type=Path), required=True, help="To resume from.")
 @click.option("--relative", type=float, default=0.01, help="Half-width that is narrow enough.")
 @click.option("--most", type=click.IntRange(2), default=50, help="Replications at most.")
+@PARQUET
 @WORKERS
 @JSON
 def grid(
-    scenario: Path, results: Path, *, relative: float, most: int, workers: int, as_json: bool
+    scenario: Path,
+    results: Path,
+    *,
+    relative: float,
+    most: int,
+    parquet: Path | None,
+    workers: int,
+    as_json: bool,
 ) -> None:
     """Run the file's [grid] of parameters, each cell until its interval is narrow."""
     read = load(scenario)
@@ -189,10 +209,19 @@ def grid(
         most=most,
         workers=workers,
         progress=Progress(),
+        of=identity(raw, strategies),
     )
+    if parquet is not None:
+        write_parquet(parquet, grid_rows(found))
     if as_json:
         show_json(found)
-        return
+    else:
+        _show_grid(found)
+    if not found.finished:
+        raise KeyboardInterrupt
+
+
+def _show_grid(found: Grid) -> None:
     rows = [
         (
             ", ".join(f"{k}={v}" for k, v in cell.values.items()),
@@ -201,7 +230,7 @@ def grid(
             cell.ettr.count,
             "yes" if cell.narrow else "no",
         )
-        for cell in found
+        for cell in found.cells
     ]
     show_table("grid", ("cell", "strategy", "ETTR", "replications", "narrow"), rows)
 
@@ -230,5 +259,7 @@ def plan(
             f"idle {found.idle_gpu_h:.0f} GPU-h = {found.idle_usd:.0f} USD in {read.days:g} days; "
             f"checkpoint every {found.checkpoint_interval_s:.0f} s (Young and Daly)"
         )
+    if not found.finished:
+        raise KeyboardInterrupt
     if found.standbys is None:
         raise click.exceptions.Exit(1)

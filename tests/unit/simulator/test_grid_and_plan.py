@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from simulator.compare import compare
 from simulator.errors import BadScenario
-from simulator.grid import cells, run_grid
+from simulator.grid import cells, identity, run_grid
+from simulator.parquet import comparison_rows, grid_rows, write_parquet
 from simulator.planning import plan
 from simulator.report import write_report
 from simulator.scenario import Scenario
@@ -31,7 +32,46 @@ def test_an_interrupted_grid_ends_with_the_same_result(tmp_path: Path) -> None:
     again = run_grid(cells(RAW, AXES, "t"), ["standby-swap"], half, most=6, workers=1)
 
     assert again == found
+    assert found.finished
     assert len(half.read_bytes().splitlines()) == len(lines)
+
+
+def test_a_grid_resumes_from_nothing_else(tmp_path: Path) -> None:
+    """Results of another scenario, or lines that are none, are refused with the file's name."""
+    results = tmp_path / "r.jsonl"
+    other = {**RAW, "days": 0.25}
+    run_grid(
+        cells(RAW, {"fleet.standbys": [1]}, "t"),
+        ["standby-swap"],
+        results,
+        most=5,
+        workers=1,
+        of=identity(RAW, ["standby-swap"]),
+    )
+
+    assert identity(RAW, ["standby-swap"]) == identity({**RAW, "grid": {}}, ["standby-swap"])
+    with pytest.raises(BadScenario, match=r"r\.jsonl: results of another scenario"):
+        run_grid({}, ["standby-swap"], results, of=identity(other, ["standby-swap"]))
+    results.write_text("{}\n", "utf-8")
+    with pytest.raises(BadScenario, match=r"r\.jsonl: no results of a grid"):
+        run_grid({}, ["standby-swap"], results)
+
+
+def test_results_are_read_back_from_parquet(tmp_path: Path, small: Scenario) -> None:
+    """A comparison and a grid written as Parquet are, read back, the rows that were shown."""
+    import pyarrow.parquet as pq
+
+    found = compare(replace(small, replications=2, days=0.2), ["checkpoint-restart", "hot-spares"])
+    write_parquet(tmp_path / "c.parquet", comparison_rows(found))
+    rows = pq.read_table(tmp_path / "c.parquet").to_pylist()
+    grid = run_grid(cells(RAW, AXES, "t"), ["hot-spares"], tmp_path / "r", most=5, workers=1)
+    write_parquet(tmp_path / "g.parquet", grid_rows(grid))
+    cells_read = pq.read_table(tmp_path / "g.parquet").to_pylist()
+
+    assert [row["strategy"] for row in rows] == ["checkpoint-restart", "hot-spares"]
+    assert [row["ettr_mean"] for row in rows] == [row.ettr.mean for row in found.rows]
+    assert [row["fleet.standbys"] for row in cells_read] == [1, 2]
+    assert all(row["ettr_count"] == 5 for row in cells_read)
 
 
 def test_a_narrow_cell_stops_early(tmp_path: Path) -> None:
@@ -41,7 +81,8 @@ def test_a_narrow_cell_stops_early(tmp_path: Path) -> None:
         cells(RAW, AXES, "t"), ["standby-swap"], results, relative=0.5, most=40, workers=1
     )
 
-    assert all(cell.narrow and cell.ettr.count < 40 for cell in found)
+    assert len(found.cells) == 2
+    assert all(cell.narrow and cell.ettr.count < 40 for cell in found.cells)
 
 
 def test_an_axis_that_does_not_exist_is_refused() -> None:
