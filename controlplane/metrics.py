@@ -69,7 +69,7 @@ class Meters:
         )
         self.deliveries = Counter(
             "changeover_hook_deliveries",
-            "Deliveries of hooks, by hook and outcome (delivered, repeated, retried, failed, dropped).",
+            "Deliveries by hook and outcome (delivered, repeated, retried, failed, dropped).",
             ["hook", "outcome"],
             registry=new,
         )
