@@ -22,6 +22,7 @@ from statemachine.decide_health import (
     start_sweeps,
 )
 from statemachine.decide_launch import finish_job, launch
+from statemachine.decide_lending import lend_standbys
 from statemachine.decide_losses import declare_losses, next_deadline
 from statemachine.decide_slots import mend_groups, replace_lost
 from statemachine.decide_swaps import swap_unwanted, withhold_acts
@@ -44,6 +45,7 @@ RULES: Final[tuple[Rule, ...]] = (
     advance_transition,
     replace_lost,
     mend_groups,
+    lend_standbys,
     launch,
     finish_job,
     answer_acts,

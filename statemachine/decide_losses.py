@@ -99,6 +99,8 @@ def _job_deadlines(state: FleetState, name: JobId, policy: Policy) -> list[int]:
         due.append(plan_due if waiting_for_commit or commit is None else commit.deadline_at_ms)
     if not job.launched:
         due.append(job.declared_at_ms + round(policy.launch_patience_s * 1000))
+    patience_ms = round(policy.warmup_deadline_s * 1000)
+    due += [state.nodes[name].since_at_ms + patience_ms for name in job.lent]
     if job.vacant:
         due.append(job.vacant_since_ms + round(policy.loss_wait_s * 1000))
     return due

@@ -77,6 +77,8 @@ class NodeJoined(Event, frozen=True, tag=True):
     probe_port: int = 0
     pid: int = 0
     labels: dict[str, str] = field(default_factory=dict)
+    serves: tuple[JobId, ...] = ()
+    """Jobs whose training process its agent can start, beside the one it begins with."""
 
 
 class NodeLeft(Event, frozen=True, tag=True):
@@ -266,6 +268,18 @@ class WarmupFailed(Event, frozen=True, tag=True):
     job: JobId
     role: Role
     reason: str
+
+
+class NodeAssigned(Event, frozen=True, tag=True):
+    """A free node shall serve another job: its agent ends the process it has, and starts one of
+    that job.
+    """
+
+    node: NodeId
+    incarnation: Incarnation
+    job: JobId
+    reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 class RecordingMade(Event, frozen=True, tag=True):
@@ -800,6 +814,7 @@ AnyEvent = (
     NodeJoined
     | NodeLeft
     | NodeLost
+    | NodeAssigned
     | WorkerReady
     | WorkerExited
     | WorkerFinished

@@ -54,6 +54,8 @@ def _folder_of(event: e.AnyEvent) -> Folder:
             return nodes.joined
         case e.NodeLeft() | e.NodeLost():
             return nodes.ended
+        case e.NodeAssigned():
+            return nodes.assigned
         case e.WorkerReady():
             return nodes.worker_ready
         case e.WorkerExited() | e.LeaseExpired() | e.PeerReset() | e.PeerWaited():

@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from typing import Final
-
 from msgspec.structs import replace
 
 from statemachine import events as e
@@ -37,6 +35,7 @@ def joined(state: FleetState, event: e.NodeJoined) -> FleetState:
         probe_port=event.probe_port,
         pid=event.pid,
         labels=tuple(sorted(event.labels.items())),
+        serves=tuple(sorted(set(event.serves))),
     )
     if before is not None:
         if before.state not in AWAY_STATES:
@@ -88,11 +87,36 @@ def _void(state: FleetState, reporter: NodeId) -> FleetState:
     return state
 
 
+def assigned(state: FleetState, event: e.NodeAssigned) -> FleetState:
+    """A node serves another job from here on; what it rehearsed was of another process."""
+    before, job = state.current(event.node, event.incarnation), state.jobs.get(event.job)
+    if before is None or job is None or job.finished or before.slot >= 0:
+        return state
+    after = moved(state, before, e.NodeAssigned)
+    if after.state is not NodeState.JOINING:
+        return state
+    state = not_lent(state, before)
+    job = state.jobs[event.job]
+    state = put_job(state, replace(job, lent=(*job.lent, event.node)))
+    node = replace(after, job=event.job, worker=None, rehearsals=(), blocked=0)
+    return put_node(state, node, before)
+
+
+def not_lent(state: FleetState, node: Node) -> FleetState:
+    """Nobody waits any more for a node that was assigned: it is ready, or no more."""
+    job = state.jobs.get(node.job)
+    if job is None or node.node not in job.lent:
+        return state
+    lent = tuple(name for name in job.lent if name != node.node)
+    return put_job(state, replace(job, lent=lent))
+
+
 def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
     """A training process is ready; what an earlier process rehearsed counts no more."""
     before = state.current(event.node, event.incarnation)
     if before is None:
         return state
+    state = not_lent(state, before)
     stale = before.rehearsals and tuple(
         replace(entry, warmth=next_warmth(entry.warmth, e.WorkerReady))
         for entry in before.rehearsals

@@ -18,6 +18,7 @@ Found = Iterator[tuple[int, str]]
 
 DECISIONS: Final = (
     e.NodeLost,
+    e.NodeAssigned,
     e.JobFinished,
     e.JobRestarted,
     e.WarmupStarted,
@@ -38,7 +39,17 @@ DECISIONS: Final = (
 )
 """What the controller decides. It also states facts of its own, such as an expired lease."""
 
+_MOVES: Final = (
+    e.NodeLost,
+    e.NodeAssigned,
+    e.WarmupStarted,
+    e.NodeDrained,
+    e.NodePooled,
+    e.NodeRetired,
+)
+
 _OF_JOB: Final = (
+    e.NodeAssigned,
     e.JobFinished,
     e.JobRestarted,
     e.WarmupStarted,
@@ -122,8 +133,7 @@ def _effect(before: FleetState, event: e.AnyEvent, after: FleetState) -> Found:
     old, new = before.nodes.get(name), after.nodes.get(name)
     if name and (old is None or new is None or old == new):
         yield 21, f"{type(event).__name__} does nothing to {name}"
-    moves = (e.NodeLost, e.WarmupStarted, e.NodeDrained, e.NodePooled, e.NodeRetired)
-    if isinstance(event, moves) and old is not None and new is not None and old.state is new.state:
+    if isinstance(event, _MOVES) and old is not None and new is not None and old.state is new.state:
         yield 21, f"{type(event).__name__} leaves {name} {old.state}"
 
 

@@ -75,6 +75,7 @@ NODE_TABLE: Final[Mapping[NodeState, Mapping[type[e.Event], NodeState]]] = {
     },
     _S.SPARE: {
         e.WarmupStarted: _S.WARMING,
+        e.NodeAssigned: _S.JOINING,
         e.TransitionCommitted: _S.ACTIVE,
         e.SweepRequested: _S.SWEEPING,
         e.NodeQuarantined: _S.QUARANTINED,
@@ -86,6 +87,7 @@ NODE_TABLE: Final[Mapping[NodeState, Mapping[type[e.Event], NodeState]]] = {
         e.WarmupPassed: _S.STANDBY,
         e.WarmupFailed: _S.SPARE,
         e.TransitionCommitted: _S.ACTIVE,
+        e.NodeAssigned: _S.JOINING,
         e.NodeQuarantined: _S.QUARANTINED,
         e.NodeRetired: _S.RETIRED,
         e.NodeDrained: _S.DRAINED,
@@ -93,6 +95,7 @@ NODE_TABLE: Final[Mapping[NodeState, Mapping[type[e.Event], NodeState]]] = {
     },
     _S.STANDBY: {
         e.WarmupStarted: _S.WARMING,
+        e.NodeAssigned: _S.JOINING,
         e.TransitionCommitted: _S.ACTIVE,
         e.SweepRequested: _S.SWEEPING,
         e.NodeQuarantined: _S.QUARANTINED,

@@ -95,6 +95,8 @@ class Node(Struct, frozen=True, kw_only=True, gc=False):
     probe_port: int = 0
     pid: int = 0
     labels: tuple[tuple[str, str], ...] = ()
+    serves: tuple[JobId, ...] = ()
+    """Jobs that it may be assigned to."""
     worker: WorkerReady | None = None
     job: JobId = JobId("")
     slot: Slot = Slot(-1)
@@ -239,6 +241,8 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     broken_position: Position = Position(0)
     pending: Transition | None = None
     draft: Draft | None = None
+    lent: tuple[NodeId, ...] = ()
+    """Nodes that were assigned to it and are not ready yet."""
     last_transition: TransitionId = TransitionId(0)
     cooldown_until_ms: int = 0
     stop_requested: bool = False
@@ -246,10 +250,6 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     finished_nodes: HashTrieMap[NodeId, int] = field(default_factory=HashTrieMap)
     recordings: HashTrieMap[Role, RecordingMade] = field(default_factory=HashTrieMap)
     """What each role is rehearsed with, since this launch."""
-    keepers: HashTrieMap[Role, tuple[tuple[NodeId, Incarnation], ...]] = field(
-        default_factory=HashTrieMap
-    )
-    """Who has that recording: its maker, and who rehearsed with it; the newest last."""
     keepers: HashTrieMap[Role, tuple[tuple[NodeId, Incarnation], ...]] = field(
         default_factory=HashTrieMap
     )

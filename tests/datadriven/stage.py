@@ -56,6 +56,7 @@ class Stage(Ground):
                 probe_port=9,
                 hardware=options.get("hardware", ""),
                 labels=labels,
+                serves=tuple(JobId(job) for job in options.get("serves", "").split(",") if job),
             )
             self._enter(joined, name)
         self.settle()
