@@ -52,7 +52,7 @@ VERBS: Final = {
     "report": ("controlplane.cli.postmortem", "report", "A log as one HTML page."),
     "resume": ("controlplane.cli.acts", "resume", "Act on verdicts again."),
     "status": ("controlplane.cli.status", "status", "The fleet now: jobs, nodes, transition."),
-    "sweep": ("controlplane.cli.acts", "sweep", "Measure a node beside the run."),
+    "sweep": ("controlplane.cli.sweep", "sweep", "Measure nodes beside the run, or all."),
     "switchover": ("controlplane.cli.acts", "switchover", "Replace the node in a slot."),
     "timeline": (
         "controlplane.cli.postmortem",

@@ -152,15 +152,6 @@ def release(
     perform(settings, by, event, f"release of {node}", question=question, **act)
 
 
-@click.command(context_settings=CONTEXT, epilog=examples("changeover sweep n7"))
-@act_options
-@click.argument("node")
-def sweep(settings: Settings, *, node: str, by: str, comment: str, **act: Any) -> None:
-    """Measure NODE, which must hold no slot: alone, then with a known-good partner."""
-    event = e.SweepAsked(node=NodeId(node), by=by, comment=comment)
-    perform(settings, by, event, f"sweep of {node}", **act)
-
-
 @click.command(
     context_settings=CONTEXT, epilog=examples("changeover pause --comment 'network work'")
 )
