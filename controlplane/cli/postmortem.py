@@ -128,7 +128,8 @@ def lay_out_replay(values: dict[str, Any]) -> list[str]:
 )
 @log_options
 @json_option
-def timeline(log: Path, *, fleet: str, beyond: bool, as_json: bool) -> None:
+@click.option("--chains", is_flag=True, help="also the events that led from cause to effect")
+def timeline(log: Path, *, fleet: str, beyond: bool, as_json: bool, chains: bool) -> None:
     """Tell the incidents of LOG with their phases, and where the time went.
 
     The accounting sums to wall time: useful, repeated, waiting, transition, restart. What standbys
@@ -144,8 +145,22 @@ def timeline(log: Path, *, fleet: str, beyond: bool, as_json: bool) -> None:
     if as_json:
         print_json(values)
     else:
-        print("\n".join(lay_out_timeline(values)))
+        print("\n".join(lay_out_timeline(values) + (lay_out_chains(values) if chains else [])))
     end(file)
+
+
+def lay_out_chains(values: dict[str, Any]) -> list[str]:
+    """The lines of `timeline --chains`."""
+    from controlplane.lines import clock
+
+    lines = []
+    for each in values["incidents"]:
+        lines += ["", f"{each['kind']} of {each['node']}"]
+        lines += [
+            f"  {link['position']:>6} {clock(link['at_ms'])} {link['type']:<20} {link['words']}"
+            for link in each["chain"]
+        ]
+    return lines
 
 
 def lay_out_timeline(values: dict[str, Any]) -> list[str]:

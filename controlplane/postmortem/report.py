@@ -108,6 +108,10 @@ def render_report(log: LogFile, vitals: Path | None = None) -> str:
         values=values,
         parts=[(name, values["accounting_s"][name]) for name in PARTS],
         incidents=told.accounts.incidents,
+        chains={
+            int(each.planned): told.chains.of(each.job, each.transition)
+            for each in told.accounts.incidents
+        },
         phases=_phases(told.accounts.incidents),
         before_after=before_after,
         pace=pace,

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from controlplane.postmortem.chains import Chains
 from controlplane.postmortem.logfile import LogFile
 from statemachine.accounting import Account, Accounts, Ledger
 from statemachine.events import Recorded
@@ -28,6 +29,7 @@ class Told(Struct, frozen=True, kw_only=True):
 
     accounts: Accounts
     kinds: dict[str, int]
+    chains: Chains
 
 
 def tell(
@@ -38,12 +40,12 @@ def tell(
     Raises:
         UsageError: the file cannot be read.
     """
-    ledger, kinds = Ledger(), Counter[type]()
-    for recorded in also(log.entries()):
+    ledger, kinds, chains = Ledger(), Counter[type](), Chains()
+    for recorded in chains.look(also(log.entries())):
         ledger.hear(recorded)
         kinds[type(recorded.event)] += 1
     names = {kind.__name__: count for kind, count in kinds.items()}
-    return Told(accounts=ledger.told(), kinds=dict(sorted(names.items())))
+    return Told(accounts=ledger.told(), kinds=dict(sorted(names.items())), chains=chains)
 
 
 def account_values(account: Account) -> dict[str, float]:
@@ -68,7 +70,11 @@ def timeline_values(told: Told, log: LogFile) -> dict[str, Any]:
         "entries": accounts.entries,
         "first_at_ms": accounts.first_at_ms,
         "last_at_ms": accounts.last_at_ms,
-        "incidents": [incident_values(each) for each in accounts.incidents],
+        "incidents": [
+            incident_values(each)
+            | {"chain": msgspec.to_builtins(told.chains.of(each.job, each.transition))}
+            for each in accounts.incidents
+        ],
         "accounting_s": account_values(accounts.total),
         "ettr": accounts.total.ettr,
         "idle_standby_node_s": round(accounts.idle_standby_s, 3),

@@ -74,6 +74,31 @@ def test_timeline_tells_incidents_and_sums_to_wall_time(run: Run, demo_log: Path
     assert re.search(r"loss \(kill\)\s+n1\s+1\s+n4\s+2\s+0\.243\s+1", out), out
 
 
+def test_a_chain_leads_from_the_first_who_saw_it_to_the_step_that_ended_it(
+    run: Run, demo_log: Path
+) -> None:
+    """Of a loss: the fault, the reset, the loss, the plan, who was waited for, commit, end."""
+    loss, grey = values(run, "timeline", demo_log)["incidents"]
+    _, told, _ = run("timeline", demo_log, "--chains")
+
+    assert [link["type"] for link in loss["chain"]] == [
+        "FaultInjected",
+        "PeerReset",
+        "NodeLost",
+        "TransitionPlanned",
+        "TransitionPrepared",
+        "TransitionCommitted",
+        "TransitionApplied",
+        "TransitionFinished",
+        "StepResumed",
+    ]
+    assert [link["position"] for link in loss["chain"]] == sorted(
+        link["position"] for link in loss["chain"]
+    )
+    assert "VerdictIssued" in [link["type"] for link in grey["chain"]]
+    assert "PeerReset            n2 lost n1/1 in dp[0]" in told
+
+
 @pytest.mark.parametrize("moment", ["40", "+25.43s", "1795992603040"])
 def test_at_shows_the_fleet_as_it_was(run: Run, demo_log: Path, moment: str) -> None:
     """By position, by distance from the beginning, by Unix time."""
