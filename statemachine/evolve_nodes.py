@@ -72,7 +72,9 @@ def ended(state: FleetState, event: e.NodeLeft | e.NodeLost) -> FleetState:
         worker=None,
     )
     state = put_node(state, node, before)
-    return _void(state, event.node) if isinstance(event, e.NodeLost) else state
+    if isinstance(event, e.NodeLost):
+        state = _void(not_lent(state, event.node), event.node)
+    return state
 
 
 def _void(state: FleetState, reporter: NodeId) -> FleetState:
@@ -95,20 +97,23 @@ def assigned(state: FleetState, event: e.NodeAssigned) -> FleetState:
     after = moved(state, before, e.NodeAssigned)
     if after.state is not NodeState.JOINING:
         return state
-    state = not_lent(state, before)
+    state = not_lent(state, event.node)
     job = state.jobs[event.job]
     state = put_job(state, replace(job, lent=(*job.lent, event.node)))
     node = replace(after, job=event.job, worker=None, rehearsals=(), blocked=0)
     return put_node(state, node, before)
 
 
-def not_lent(state: FleetState, node: Node) -> FleetState:
-    """Nobody waits any more for a node that was assigned: it is ready, or no more."""
-    job = state.jobs.get(node.job)
-    if job is None or node.node not in job.lent:
-        return state
-    lent = tuple(name for name in job.lent if name != node.node)
-    return put_job(state, replace(job, lent=lent))
+def not_lent(state: FleetState, name: NodeId) -> FleetState:
+    """Nobody waits any more for a node that was assigned: it is ready, or lost. One that left in
+    good order is waited for: its agent may come back as another incarnation to start afresh.
+    """
+    for job_id in state.open_jobs:
+        job = state.jobs[job_id]
+        if name in job.lent:
+            lent = tuple(other for other in job.lent if other != name)
+            state = put_job(state, replace(job, lent=lent))
+    return state
 
 
 def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
@@ -116,7 +121,7 @@ def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
     before = state.current(event.node, event.incarnation)
     if before is None:
         return state
-    state = not_lent(state, before)
+    state = not_lent(state, event.node)
     stale = before.rehearsals and tuple(
         replace(entry, warmth=next_warmth(entry.warmth, e.WorkerReady))
         for entry in before.rehearsals

@@ -181,8 +181,6 @@ def end_member(state: FleetState, node: Node) -> FleetState:
     job = state.jobs.get(node.job)
     if job is None or job.finished:
         return state
-    if node.node in job.lent:
-        job = replace(job, lent=tuple(name for name in job.lent if name != node.node))
     pending = job.pending
     if pending is not None and _is_awaited(pending, node):
         job = replace(job, pending=replace(pending, gone=(*pending.gone, node.node)))

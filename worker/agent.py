@@ -86,6 +86,8 @@ class Agent:
                 if code is not None:
                     return code
                 log.warning("%s; joining anew", end.reason)
+                if end.kind is EndKind.ASSIGNED:
+                    self._settings = self._settings.serving(end.job)
                 await pause(self._stop, REJOIN_PAUSES_S[min(crashes, len(REJOIN_PAUSES_S) - 1)])
 
     def _exit_code(self, end: End, false_starts: int) -> int | None:
@@ -93,6 +95,8 @@ class Agent:
         if end.kind in (EndKind.FINISHED, EndKind.STOPPED):
             log.info("left: %s", end.reason)
             return EXIT_OK
+        if end.kind is EndKind.ASSIGNED:
+            return None
         may_rejoin = self._settings.rejoin and end.kind is not EndKind.FAILED
         if may_rejoin and false_starts < FALSE_STARTS_MAX:
             return None

@@ -27,6 +27,7 @@ from controlplane.eventlog import EventLog, EventLogError, Fenced, NodeSession
 from statemachine import events as e
 from statemachine import messages as m
 from statemachine.errors import CodecError, EventCorrupt
+from statemachine.ids import JobId
 from statemachine.participant import (
     Instruction,
     Outcome,
@@ -58,6 +59,9 @@ FENCE_PATIENCE_S: Final = 3.0
 """How long a node whose training process ended waits to be declared lost before it gives up."""
 
 
+NO_JOB: Final = JobId("")
+
+
 class EndKind(StrEnum):
     """Why an incarnation is over."""
 
@@ -65,6 +69,8 @@ class EndKind(StrEnum):
     """The job is finished."""
     STOPPED = "stopped"
     """The agent was asked to stop."""
+    ASSIGNED = "assigned"
+    """Its node shall serve another job."""
     FENCED = "fenced"
     """Declared lost by the controller."""
     CRASHED = "crashed"
@@ -80,6 +86,8 @@ class End(msgspec.Struct, frozen=True):
     reason: str
     was_ready: bool = False
     """Whether its training process ever reached its step loop."""
+    job: JobId = JobId("")
+    """The job that the node is assigned to, where that is why."""
 
 
 class NodeLife:
@@ -136,7 +144,7 @@ class NodeLife:
         await self._process.child.wait()
         assert self._end is not None
         if self._end.kind is not EndKind.FENCED:
-            in_order = self._end.kind in (EndKind.FINISHED, EndKind.STOPPED)
+            in_order = self._end.kind in (EndKind.FINISHED, EndKind.STOPPED, EndKind.ASSIGNED)
             left_for = self._end.reason if in_order else ""
             await say_farewell(self._session, self._facts, left_for)
         return msgspec.structs.replace(self._end, was_ready=self._me.ready is not None)
@@ -150,6 +158,7 @@ class NodeLife:
             probe_port=self._probes.port,
             pid=os.getpid(),
             labels=self._settings.labels,
+            serves=tuple(sorted(self._settings.also)),
         )
 
     async def _start_process(self) -> TrainingProcess:
@@ -173,7 +182,7 @@ class NodeLife:
         except (EventLogError, CodecError) as error:
             self._finish(EndKind.FAILED, str(error))
 
-    def _finish(self, kind: EndKind, reason: str) -> None:
+    def _finish(self, kind: EndKind, reason: str, job: JobId = NO_JOB) -> None:
         """Let everything end; the first reason is the one. A fenced node stops training at once."""
         if self._end is not None:
             return
@@ -181,7 +190,7 @@ class NodeLife:
             self._process.child.kill()
             if self._killed_for:
                 kind, reason = EndKind.CRASHED, self._killed_for
-        self._end = End(kind, reason)
+        self._end = End(kind, reason, job=job)
         self._group.cancel_scope.cancel()
 
     async def _await_stop(self, stop: anyio.Event) -> None:
@@ -236,6 +245,9 @@ class NodeLife:
             log.error("ignored: %s", error)
             return
         self._take(on_orders(self._me, self._orders))
+        job, mine = self._orders.job, self._orders.incarnation == self._session.incarnation
+        if mine and job in self._settings.also:
+            self._finish(EndKind.ASSIGNED, f"assigned to job {job}", job)
 
     def _take(self, outcome: Outcome) -> None:
         """Become what the participant became, and perform what it asks."""

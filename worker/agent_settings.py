@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,14 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long the training process may take to end when the agent is asked to stop."""
     policy: Policy = msgspec.field(default_factory=Policy)
     tls: TlsFiles | None = None
+    also: dict[JobId, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """Commands of further jobs that this node can serve when it is assigned to one."""
+
+    def serving(self, job: JobId) -> AgentSettings:
+        """The same node in the service of another job; it can still come back to this one."""
+        also = {name: command for name, command in self.also.items() if name != job}
+        also[self.job] = self.command
+        return msgspec.structs.replace(self, job=job, command=self.also[job], also=also)
 
     @property
     def log_path(self) -> Path:
@@ -94,6 +103,7 @@ def _parser() -> _Parser:
     add("--hardware", default="cpu", help="class of machine that it is compared with")
     add("--label", action="append", default=[], metavar="K=V", help="a remark on this machine")
     add("--secret-file", type=Path, help="the fleet's secret (default: RUN_DIR/secret)")
+    add("--also", action="append", default=[], metavar="JOB=COMMAND", help="a job to lend it to")
     add("--rejoin", action="store_true", help="after being fenced, join anew instead of ending")
     add("--patience-s", type=float, default=30.0, help="how long to wait for the store to begin")
     add("--stop-grace-s", type=float, default=1.0, help="time that training gets to end itself")
@@ -129,6 +139,7 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
         host=found.host,
         hardware=found.hardware,
         labels=_labels(found.label),
+        also=_also(found.also, found.job),
         rejoin=found.rejoin,
         patience_s=found.patience_s,
         stop_grace_s=found.stop_grace_s,
@@ -152,6 +163,22 @@ def _directory(path: Path) -> Path:
     except OSError as error:
         raise BadAgentSettings(f"--run-dir {path}: {error.strerror}") from error
     return path.resolve()
+
+
+def _also(pairs: Sequence[str], job: str) -> dict[JobId, tuple[str, ...]]:
+    commands = {}
+    for pair in pairs:
+        name, _, command = pair.partition("=")
+        if name == job or name in commands:
+            raise BadAgentSettings(f"--also {pair!r}: job {name} has a command already")
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise BadAgentSettings(f"--also {pair!r}: {error}") from error
+        if not words:
+            raise BadAgentSettings(f"--also {pair!r}: expected JOB=COMMAND")
+        commands[JobId(check_name("job", name))] = _command(words)
+    return commands
 
 
 def _labels(pairs: Sequence[str]) -> dict[str, str]:

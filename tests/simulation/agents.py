@@ -220,7 +220,15 @@ def healthy_measurements(name: str) -> dict[str, float]:
 class ScriptedNode:
     """A machine: its agent, incarnation after incarnation, until it is killed or stopped."""
 
-    def __init__(self, log: EventLog, node: NodeId, port: int, *, rejoins: bool) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        node: NodeId,
+        port: int,
+        *,
+        rejoins: bool,
+        also: dict[JobId, tuple[str, ...]] | None = None,
+    ) -> None:
         self.log = log
         self.node = node
         self.port = port
@@ -233,6 +241,7 @@ class ScriptedNode:
             run_dir=Path(),
             secret_path=Path(),
             policy=policy_of(AGENT_KNOBS),
+            also=also or {},
         )
         self.rounds = healthy_measurements
         self.worker: ScriptedWorker
@@ -251,6 +260,9 @@ class ScriptedNode:
             with self._scope:
                 while True:
                     end = await self._live_once()
+                    if end.kind is EndKind.ASSIGNED:
+                        self.settings = self.settings.serving(end.job)
+                        continue
                     if end.kind is EndKind.STOPPED or not self._rejoins:
                         return
         finally:

@@ -13,7 +13,7 @@ from controlplane.eventlog.errors import StoreUnavailable
 from controlplane.term import Term
 from statemachine import events as e
 from statemachine.evolve import evolve
-from statemachine.ids import Incarnation, NodeId, Slot
+from statemachine.ids import Incarnation, JobId, NodeId, Slot
 from statemachine.state import FleetState
 from tests.simulation.agents import JOB, TTL_S, ScriptedNode
 from tests.simulation.link import Link
@@ -46,6 +46,8 @@ class Fleet:
         self.clock_ms = clock_ms
         self.rejoins = False
         """Whether nodes that were fenced join anew."""
+        self.also: dict[JobId, tuple[str, ...]] = {}
+        """Further jobs that nodes can serve."""
         self.nodes: dict[str, ScriptedNode] = {}
         self.links: dict[str, Link] = {}
         """How each participant reaches the store, by name."""
@@ -101,7 +103,9 @@ class Fleet:
     async def start_node(self, name: str) -> ScriptedNode:
         """Have a node join; returns once it did."""
         log = self._log_of(name)
-        node = ScriptedNode(log, NodeId(name), next(self._ports), rejoins=self.rejoins)
+        node = ScriptedNode(
+            log, NodeId(name), next(self._ports), rejoins=self.rejoins, also=self.also
+        )
         self.nodes[name] = node
         self._group.start_soon(node.run)
         await node.joined.wait()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from statemachine.errors import UsageError
+from statemachine.ids import JobId
 from worker.agent import main
 from worker.agent_settings import AgentSettings, parse_arguments
 
@@ -39,6 +40,19 @@ def test_words_behind_the_dashes_are_the_commands_own(tmp_path: Path) -> None:
     assert settings.node == "n0"
 
 
+def test_a_node_serves_another_job_and_comes_back(tmp_path: Path) -> None:
+    """Assigned to another job, a node runs that job's command, and still knows its own."""
+    first = parse(
+        tmp_path, "--also", "other=python o.py --steps 9", command=("--", "python", "t.py")
+    )
+    lent = first.serving(JobId("other"))
+
+    assert (lent.job, lent.command) == ("other", (sys.executable, "o.py", "--steps", "9"))
+    assert lent.also == {"gpt": (sys.executable, "t.py")}
+    assert lent.serving(JobId("gpt")) == first
+    assert lent.node == first.node
+
+
 def test_the_default_secret_is_made_once_for_all_agents(tmp_path: Path) -> None:
     """Agents of one run directory share a secret that nobody else may read."""
     first = parse(tmp_path).secret_path.read_bytes()
@@ -61,6 +75,10 @@ def test_the_default_secret_is_made_once_for_all_agents(tmp_path: Path) -> None:
         (("--lease-ttl-s", "60"), "lease_ttl_s"),
         (("--abort-deadline-s", "0"), "abort_deadline_s"),
         (("--label", "rack"), "rack"),
+        (("--also", "other"), "other"),
+        (("--also", "gpt=python t.py"), "job gpt"),
+        (("--also", "B/d=python t.py"), "job name"),
+        (("--also", "other=python 't.py"), "other"),
         (("--no-such-flag", "1"), "--no-such-flag"),
     ],
 )
