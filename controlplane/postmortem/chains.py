@@ -2,8 +2,8 @@
 
 What belongs here: following what events say of each other. A plan names its evidence by position;
 what is evidence of what (a reset that led to a loss that led to a plan) is followed back, so that a
-chain begins with whoever saw it first. Of acknowledgements only the last of a phase is a link: it is
-what was waited for.
+chain begins with whoever saw it first. Of acknowledgements only the last of a phase is a link: that
+is what was waited for.
 """
 
 from __future__ import annotations

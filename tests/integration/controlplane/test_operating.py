@@ -10,6 +10,8 @@ import contextlib
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -277,3 +279,66 @@ def test_completion_knows_verbs_and_options() -> None:
     done = subprocess.run([program], env=asked, capture_output=True, text=True, check=False)
 
     assert "plain,quarantine" in done.stdout
+
+
+# --- the guides, as a reader would follow them --------------------------------------------------
+
+
+def written(document: str) -> list[str]:
+    """The commands in the code blocks of a document, in order."""
+    text = (ROOT / document).read_text("utf-8")
+    lines = [
+        line.strip().partition(" #")[0].strip()
+        for fence in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for line in fence.splitlines()
+    ]
+    return [line for line in lines if line.startswith("changeover ")]
+
+
+def test_every_command_of_the_operators_guide_runs(led: Run) -> None:
+    """In its order; what the fleet forbids is refused in one line, and nothing is wrong usage."""
+    here = {"n7": "n3", "n12": "n4", "e4": "e2", "explain 3": "explain 2"}
+    commands = written("docs/operate/guide.md")
+    assert len(commands) > 20
+    for line in commands:
+        for name, ours in here.items():
+            line = re.sub(rf"\b{name}\b", ours, line)  # noqa: PLW2901
+        words = [w for w in shlex.split(line)[1:] if w not in ("--watch", "-f")]
+        done = led(*words)
+
+        assert done.returncode in (0, 1), f"{line}: {done}"
+        assert "Traceback" not in done.stderr, line
+        if done.returncode and words[0] not in ("doctor", "policy"):
+            assert "refused" in done.stderr + done.stdout, f"{line}: {done}"
+
+
+def test_every_command_of_the_postmortem_guide_runs(
+    imported: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the log that its first command exports."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/operate/postmortem.md").read_text("utf-8")
+    commands = written("docs/operate/postmortem.md")
+    commands += re.findall(r"\| `(changeover [^`]+)` \|", text)
+    clock = {"03:12": "+20s", "03:15": "+50s", "n7": "n2"}
+    assert len(commands) >= 9
+    for line in commands:
+        words = [clock.get(word, word) for word in shlex.split(line)[1:]]
+        done = imported(*words) if words[0] == "log" or "--log" in words else offline(*words)
+
+        assert (done.returncode, done.stderr) == (0, ""), f"{line}: {done}"
+    assert (tmp_path / "incident.html").is_file()
+    assert json.loads((tmp_path / "incident.trace.json").read_text("utf-8"))["traceEvents"]
+
+
+def offline(*arguments: str) -> Done:
+    """Runs a verb that needs no store."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        run_to_exit(cli, "changeover", arguments)
+    assert isinstance(end.value.code, int)
+    return Done(end.value.code, out.getvalue(), err.getvalue())
