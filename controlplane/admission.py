@@ -48,6 +48,7 @@ OPERATOR_ACTS: Final = (
     e.QuarantineRequested,
     e.ReleaseRequested,
     e.SweepAsked,
+    e.RemedyFinished,
     e.DecisionsPaused,
     e.DecisionsResumed,
     e.PolicyChanged,

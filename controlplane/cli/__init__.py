@@ -50,6 +50,7 @@ VERBS: Final = {
         "Fold a log and say in short what happened.",
     ),
     "report": ("controlplane.cli.postmortem", "report", "A log as one HTML page."),
+    "remedied": ("controlplane.cli.remedied", "remedied", "Report that a remedy was carried out."),
     "resume": ("controlplane.cli.acts", "resume", "Act on verdicts again."),
     "status": ("controlplane.cli.status", "status", "The fleet now: jobs, nodes, transition."),
     "sweep": ("controlplane.cli.sweep", "sweep", "Measure nodes beside the run, or all."),

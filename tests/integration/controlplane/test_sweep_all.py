@@ -120,3 +120,61 @@ def test_a_sweep_of_nobody_or_of_a_stranger_is_refused(controllers: Controllers,
     assert stranger.returncode != 0
     assert "no node 'n9' ever joined" in stranger.stderr
     assert len(stranger.stderr.splitlines()) == 1
+
+
+HOOK = """
+[[hooks]]
+name = "mend"
+on = ["RemedyRequested"]
+exec = ["{python}", "{script}", "{{{{ event.node }}}}", "{{{{ event.remedy }}}}"]
+timeout_s = 30.0
+"""
+SCRIPT = """\
+import os, subprocess, sys
+node, remedy = sys.argv[1:]
+with open({done!r}, "a") as file:
+    file.write(f"{{node}} {{remedy}}\\n")
+if remedy == "reboot":
+    os.unlink({fault!r})
+command = [sys.executable, "-m", "controlplane", "remedied", node, "--as", "mend"]
+command += ["--etcd", {etcd!r}, "--fleet", {fleet!r}]
+sys.exit(subprocess.run(command, cwd={root!r}).returncode)
+"""
+
+
+@pytest.mark.soak
+def test_a_quarantined_node_is_mended_swept_and_comes_back(
+    controllers: Controllers,
+    run: Run,
+    environment: dict[str, str],
+    agents: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    """The first remedy does not help and its sweep says so; the second does, and the node is back
+    with a certificate. A program that hears of remedies carries them out.
+    """
+    script, done = tmp_path / "mend.py", tmp_path / "done"
+    values = {
+        "done": str(done),
+        "fault": str(tmp_path / "fault"),
+        "etcd": environment["CHANGEOVER_ETCD"],
+        "fleet": environment["CHANGEOVER_FLEET"],
+        "root": str(ROOT),
+    }
+    script.write_text(SCRIPT.format(**values))
+    config = tmp_path / "config.toml"
+    remedies = 'remedies = ["reset", "reboot", "vendor"]\n'
+    config.write_text(POLICY + remedies + HOOK.format(python=sys.executable, script=script))
+    controllers.start("c0", "--config", str(config))
+    assert run("job", "declare", "--axes", "dp=8", "--as", "ada").returncode == 0
+    give_up_at = time.monotonic() + 40
+    while sum(row["state"] == "spare" for row in json.loads(run("nodes", "--json").stdout)) < 4:
+        assert time.monotonic() < give_up_at, "\n".join(p.read_text() for p in agents.values())
+    assert run("quarantine", "n2", "--as", "ada").returncode == 0
+    controllers.wait_for("c0", "RemedyRequested")
+    controllers.wait_for("c0", "CertificateIssued")
+
+    assert done.read_text().splitlines() == ["n2 reset", "n2 reboot"], controllers.said("c0")
+    states = {row["node"]: row["state"] for row in json.loads(run("nodes", "--json").stdout)}
+    assert states["n2"] in ("spare", "warming", "standby")
+    assert run("remedied", "n2").returncode == 1, "none is under way any more"
