@@ -63,6 +63,15 @@ NIC_MBPS: Final = "nic_mbps"
 NIC_ERRORS: Final = "nic_errors_per_s"
 """Retransmissions, drops and link errors of all ports."""
 
+GROUP_PREPARE_MS: Final = "group_prepare_ms"
+"""Making a group's next members ready, in the background; ``group_prepare_ms.<mechanism>``."""
+
+GROUP_SWITCH_MS: Final = "group_switch_ms"
+"""Putting them in force, at a step boundary; ``group_switch_ms.<mechanism>``."""
+
+GROUP_ABORT_MS: Final = "group_abort_ms"
+"""Breaking a group off until every peer was told; ``group_abort_ms.<mechanism>``."""
+
 TRAINING: Final = "training"
 """The phase whose windows are compared; a window that saw another phase too is not of it."""
 
@@ -92,6 +101,9 @@ ACCUSES: Final[Mapping[str, Accuses]] = MappingProxyType(
         CPU_STEAL: Accuses.HIGH,
         NIC_MBPS: Accuses.LOW,
         NIC_ERRORS: Accuses.HIGH,
+        GROUP_PREPARE_MS: Accuses.NEVER,  # what a change of members costs says nothing of health
+        GROUP_SWITCH_MS: Accuses.NEVER,
+        GROUP_ABORT_MS: Accuses.NEVER,
     }
 )
 """The table of metrics. A name that is not in it, such as one of a newer version, never accuses."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot
-from statemachine.vitals import Vitals, summarise
+from statemachine.vitals import Metric, Vitals, summarise
 
 
 class Waiting(Protocol):
@@ -22,6 +22,10 @@ class Waiting(Protocol):
 
     def waited_s(self) -> float:
         """Seconds blocked since the group exists."""
+        ...
+
+    def take_costs(self) -> dict[str, list[float]]:
+        """What changes of members cost since this was asked last, in ms, by metric."""
         ...
 
 
@@ -113,12 +117,21 @@ class Pulse:
                 "work_ms": summarise(samples.work_ms),
                 "wait_ms": summarise(samples.wait_ms),
                 "cpu_ms": summarise(samples.cpu_ms),
+                **self._costs(),
             },
             loss=self._loss,
         )
         self.window += 1
         self.drop()
         return vitals
+
+    def _costs(self) -> dict[str, Metric]:
+        """What changes of members cost; nothing, in a window without any."""
+        found: dict[str, list[float]] = {}
+        for group in self.groups:
+            for name, took_ms in group.take_costs().items():
+                found.setdefault(name, []).extend(took_ms)
+        return {name: summarise(found[name]) for name in sorted(found)}
 
     def _total_waited_s(self) -> float:
         return sum(group.waited_s() for group in self.groups)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from worker.groups.backend import DirectTicket, GroupBackend
+from worker.groups.costs import Costs
 from worker.groups.forms import op_of, rows, split_first_axis
 from worker.groups.port import Cause, GroupPlan
 from worker.groups.work import CompletedWork, PostedWork
@@ -66,6 +67,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         self.recorder: Listener | None = None
         self._backend = backend
         self._rank = rank or 0
+        self._costs = Costs()
         self._size = size
 
     @property

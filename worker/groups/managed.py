@@ -41,7 +41,8 @@ class ManagedGroup(CollectiveFacade):
         """
         if plan.size > self._size:
             raise PrepareRefused(f"{self.label}: size is declared as {self._size}", None)
-        return self._backend.prepare(plan, deadline_s)
+        with self._costs.timed("group_prepare_ms", self._backend.capabilities.name):
+            return self._backend.prepare(plan, deadline_s)
 
     def switch(self, plan: GroupPlan) -> None:
         """Put a prepared plan in force; broken no more.
@@ -49,7 +50,8 @@ class ManagedGroup(CollectiveFacade):
         Raises:
             NotPrepared: `plan` was not prepared.
         """
-        self._backend.switch(plan)
+        with self._costs.timed("group_switch_ms", self._backend.capabilities.name):
+            self._backend.switch(plan)
         self._rank = plan.me
 
     def stand_at(self, index: int) -> None:
@@ -59,7 +61,15 @@ class ManagedGroup(CollectiveFacade):
 
     def break_off(self, cause: Cause) -> None:
         """Break the group from any thread; a blocked rank returns within milliseconds."""
-        self._backend.abort(cause)
+        if not self.attached or self.broken:
+            self._backend.abort(cause)  # nothing to break; at most a cause to be told better
+            return
+        with self._costs.timed("group_abort_ms", self._backend.capabilities.name):
+            self._backend.abort(cause)
+
+    def take_costs(self) -> dict[str, list[float]]:
+        """What changes of members cost since this was asked last, in ms, by metric of vitals."""
+        return self._costs.take()
 
     def vote(self, values: Sequence[int]) -> list[int] | None:
         """Element-wise minimum over members; None: broken before this rank knew the outcome."""

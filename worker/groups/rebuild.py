@@ -1,8 +1,8 @@
 """Groups that are built anew for each plan, in the background, and swapped at the boundary: gloo.
 
-What belongs here: torch's own gloo group behind our port, and a probe of what the installed torch
-can do. What does not: links (delta is the default for CPU tensors; this backend is for comparison
-and for whoever must use torch's own).
+What belongs here: torch's own gloo group behind our port. What does not: nccl, which is this file's
+child (`rebuild_nccl`), what the installed torch can do (`installed`), links (delta is the default
+for CPU tensors; this backend is for comparison and for whoever must use torch's own).
 
 Rules. One live store, one prefix per (job, group, epoch, transition), never reused: a fresh store
 has a tail of seconds, a reused key is somebody's dead address. Tearing a group down takes 10 ms per
@@ -43,35 +43,8 @@ _torch: Any = dist
 _building = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """What the installed torch offers for changing groups."""
-
-    torch_version: str
-    gloo: bool
-    nccl: bool
-    nccl_abort: bool
-    shrink: bool
-    split: bool
-    reconfigure: bool
-
-
-def probe() -> Installed:
-    """Look at the installed torch; asks nothing of a device."""
-    group, nccl = _torch.ProcessGroup, getattr(_torch, "ProcessGroupNCCL", None)
-    return Installed(
-        torch_version=str(torch.__version__),
-        gloo=bool(dist.is_gloo_available()),
-        nccl=bool(dist.is_nccl_available()) and nccl is not None,
-        nccl_abort=hasattr(nccl, "abort"),
-        shrink=hasattr(dist, "shrink_group"),
-        split=hasattr(group, "split_group"),
-        reconfigure=hasattr(group, "reconfigure"),
-    )
-
-
 @dataclass(slots=True)
-class _Built:
+class Built:
     """A gloo group and the connections that are its own."""
 
     plan: GroupPlan
@@ -94,6 +67,9 @@ class RebuildBackend:
         notices_reset_while_idle=False,
     )
 
+    device: Any = None
+    """Where the vote's integers live; None: on the host."""
+
     def __init__(
         self, name: str, store: Any, op_timeout_s: float = 300.0, host: str = "127.0.0.1"
     ) -> None:
@@ -102,9 +78,9 @@ class RebuildBackend:
         self._host = host
         self._op_timeout_s = op_timeout_s
         self._lock = threading.Lock()
-        self._built: _Built | None = None
+        self._built: Built | None = None
         self._broken: Cause | None = None
-        self._prepared: dict[int, _Built] = {}
+        self._prepared: dict[int, Built] = {}
         self._counts = LinkCounts()
         self._waits = Waits()
 
@@ -154,10 +130,15 @@ class RebuildBackend:
             by[plan.transition] = by.get(plan.transition, 0) + opened
         return Prepared(plan.tag, opened, 0, time.monotonic() - started)
 
-    def _build(self, plan: GroupPlan, deadline_s: float) -> _Built:
+    def _store_for(self, plan: GroupPlan, deadline_s: float) -> Any:
+        """The part of the store that belongs to one plan, and to no other ever."""
         prefix = f"{plan.job}/{plan.name}/{plan.epoch}.{plan.transition}"
         store = _torch.PrefixStore(prefix, self._store)
         store.set_timeout(timedelta(seconds=deadline_s))
+        return store
+
+    def _build(self, plan: GroupPlan, deadline_s: float) -> Built:
+        store = self._store_for(plan, deadline_s)
         before = {one.inode for one in sockets.own_sockets()}
         options = _torch.ProcessGroupGloo._Options()
         options._devices = [_torch.ProcessGroupGloo.create_device(hostname=self._host)]
@@ -172,7 +153,7 @@ class RebuildBackend:
         group._set_default_timeout(timedelta(seconds=self._op_timeout_s))
         peers = [store.get(f"ports/{index}").decode() for index in range(plan.size)]
         ports = {int(port) for one in peers for port in one.split(",") if port}
-        return _Built(plan, group, sockets.connections_of(listeners, ports - listeners))
+        return Built(plan, group, sockets.connections_of(listeners, ports - listeners))
 
     def switch(self, plan: GroupPlan) -> None:
         """Use the group built for `plan`; the old one is torn down in the background.
@@ -189,7 +170,7 @@ class RebuildBackend:
             self._built, self._broken = built, None
         self._tear_down([one for one in old if one is not None], plan.transition)
 
-    def _tear_down(self, old: list[_Built], transition: int) -> None:
+    def _tear_down(self, old: list[Built], transition: int) -> None:
         closed = sum(len(one.connections) for one in old)
         self._counts.closed += closed
         by = self._counts.closed_by_transition
@@ -208,6 +189,10 @@ class RebuildBackend:
             if built is None or self._broken is not None:
                 return
             self._broken = cause
+        self._get_out(built)
+
+    def _get_out(self, built: Built) -> None:
+        """End whatever runs in a group that is broken."""
         sockets.half_close(built.connections)
 
     def detach(self) -> None:
@@ -285,7 +270,7 @@ class RebuildBackend:
 
     def vote(self, values: Sequence[int]) -> list[int] | None:
         """Element-wise minimum over members; None if broken before the outcome was known."""
-        tensor = torch.tensor(list(values), dtype=torch.int64)
+        tensor = torch.tensor(list(values), dtype=torch.int64, device=self.device)
         return tensor.tolist() if self.all_reduce(tensor, ReduceOp.MIN) else None
 
     def barrier(self) -> bool:

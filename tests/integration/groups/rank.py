@@ -328,6 +328,10 @@ class Rank:
         dist.barrier(group=group)
         return [], []
 
+    def costs(self, name: str) -> dict[str, list[float]]:
+        """What changes of members cost."""
+        return self.groups[name].take_costs()
+
     # --- torch's layers (surfaces) ----------------------------------------------------------------
 
     def publish_as_default(self, name: str) -> None:

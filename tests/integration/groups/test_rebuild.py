@@ -7,7 +7,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from tests.integration.groups.conftest import Fleet
-from worker.groups.rebuild import probe
+from worker.groups.installed import calls_of, probe
 
 NODES = ["n0", "n1", "n2", "n3"]
 
@@ -91,5 +91,42 @@ def test_a_member_that_does_not_come_is_a_refusal(fleet: Fleet, store: TCPStore)
 
 
 def test_the_probe_says_what_is_installed() -> None:
-    """On a CPU build there is gloo."""
-    assert probe().gloo
+    """On a CPU build there is gloo; what is said of NCCL follows from its version alone."""
+    found = probe()
+
+    assert found.gloo
+    assert found.nccl_calls == calls_of(found.nccl_version)
+    assert str(found).startswith(f"torch {found.torch_version}")
+
+
+@pytest.mark.parametrize(
+    ("version", "calls"),
+    [
+        ((), ()),
+        ((2, 17, 1), ("abort",)),
+        ((2, 27, 3), ("abort", "split", "shrink")),
+        ((2, 30, 7), ("abort", "split", "shrink", "revoke", "grow", "suspend")),
+    ],
+)
+def test_what_nccl_can_do_follows_from_its_version(
+    version: tuple[int, ...], calls: tuple[str, ...]
+) -> None:
+    """Shrink, revoke and grow came one after the other."""
+    assert calls_of(version) == calls
+
+
+def test_what_a_change_costs_is_told_by_mechanism(fleet: Fleet, store: TCPStore) -> None:
+    """Each mechanism's preparation, switch and abort are measured where they happen, once each."""
+    launch(fleet, store, NODES[:2], 2)
+    fleet.all(NODES[:2], "make", "own", 2)
+    plans = fleet.plans("own", NODES[:2], 1)
+    fleet.each("prepare", plans)
+    fleet.each("switch", plans)
+    fleet["n0"].tell("break_off", "own", None)
+    gloo, delta = (fleet["n0"].tell("costs", name) for name in ("dp", "own"))
+
+    assert set(gloo) == {"group_prepare_ms.rebuild-gloo", "group_switch_ms.rebuild-gloo"}
+    names = ("group_prepare_ms", "group_switch_ms", "group_abort_ms")
+    assert set(delta) == {f"{name}.delta" for name in names}
+    assert all(len(took) == 1 and took[0] > 0 for took in (*gloo.values(), *delta.values()))
+    assert fleet["n0"].tell("costs", "own") == {}, "told once"

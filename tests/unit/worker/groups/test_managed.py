@@ -84,11 +84,11 @@ def test_ddp_runs_detached(alone: ManagedGroup) -> None:
     assert all(one.grad is not None for one in model.parameters())
 
 
-def test_a_plan_of_another_size_or_for_another_node_is_refused(alone: ManagedGroup) -> None:
-    """The layout is declared once; a plan must fit it and must be ours."""
-    members = tuple(Member(i, i, f"n{i}", 1, "127.0.0.1", 1) for i in range(4))
+def test_a_plan_of_more_members_or_for_another_node_is_refused(alone: ManagedGroup) -> None:
+    """The layout is declared once; a plan may have idle slots, no more members, and must be ours."""
+    members = tuple(Member(i, i, f"n{i}", 1, "127.0.0.1", 1) for i in range(5))
     with pytest.raises(PrepareRefused, match="declared"):
-        alone.prepare(GroupPlan("dp", "job", 1, 1, 0, members[:3]))
+        alone.prepare(GroupPlan("dp", "job", 1, 1, 0, members))
     with pytest.raises(PrepareRefused, match="not us"):
         alone.prepare(GroupPlan("dp", "job", 1, 1, 2, members))
     with pytest.raises(PrepareRefused, match="plan is for"):
