@@ -20,8 +20,10 @@ def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
             continue
         if now_ms < job.cooldown_until_ms:
             continue
-        ready = launch_candidates(state, job)
         patience_over = now_ms >= job.declared_at_ms + round(policy.launch_patience_s * 1000)
+        if not patience_over and len(state.pool) < slots + job.declared.standbys:
+            continue  # whoever is ready is in the pool: to look at each of thousands takes time
+        ready = launch_candidates(state, job)
         if len(ready) < slots or (len(ready) < slots + job.declared.standbys and not patience_over):
             continue
         chosen = sorted(ready[:slots], key=lambda node: node.node)

@@ -23,8 +23,8 @@ from controlplane.lines import line_of
 from controlplane.projection import as_found, everything, project
 from controlplane.verifying import verify_log
 from statemachine import events as e
-from statemachine.evolve import evolve
 from statemachine.ids import JobId, NodeId
+from statemachine.invariants import CheckedFold
 from statemachine.lifecycle import NodeState
 from statemachine.state import FleetState, Job
 
@@ -333,10 +333,10 @@ def chaos(seed: int, store: MemoryStore) -> Scenario:
         except BaseException:
             print(f"seed {seed}:", *run.story, sep="\n  ")
             raise
-        state = FleetState()
+        fold = CheckedFold()
         for recorded in fleet.recorded:
-            before, state = state, evolve(state, recorded)
-            assert_safe(before, recorded, state)
+            before = fold.state
+            assert_safe(before, recorded, fold.take(recorded))
 
     return scenario
 
