@@ -311,24 +311,25 @@ class Control:
             group.break_off(Cause(kind, None, detail))
 
     def _build(self, message: m.Prepare, seat: Seat | None) -> None:
+        """Prepare every group that needs it; whatever comes between is said, never kept."""
         started_s = time.monotonic()
         opened = 0
         left_s = message.deadline_at_ms / 1000 - time.time()
         deadline_s = max(0.1, LINK_SHARE * left_s)
         unplanned = message.motive is not Motive.PLANNED
-        reach("prepare.begin")
         try:
+            reach("prepare.begin")
             kinds = _kinds_to_build(seat, self.seat(), everything=unplanned)
             for kind in kinds:
                 assert seat is not None
                 opened += self.groups[kind].prepare(seat.plans[kind], deadline_s).links_opened
         except PrepareRefused as refused:
             blames = refused.peer.node if refused.peer is not None else ""
-            self._say(
-                m.Refused(
-                    transition=message.transition, reason=refused.reason, blames=NodeId(blames)
-                )
-            )
+            self._refuse(message, refused.reason, NodeId(blames))
+            return
+        except Exception as error:  # a thread's end that nobody hears of would be silence
+            log.exception("preparing transition %d failed", message.transition)
+            self._refuse(message, f"{type(error).__name__}: {error}", NodeId(""))
             return
         reach("prepare.linked")
         with self.changed:
@@ -339,6 +340,9 @@ class Control:
             found.took_ms = (time.monotonic() - started_s) * 1000
             found.ready = True
             self._answer()
+
+    def _refuse(self, message: m.Prepare, reason: str, blames: NodeId) -> None:
+        self._say(m.Refused(transition=message.transition, reason=reason, blames=blames))
 
     def _say_parked(self) -> None:
         """Let the agent know that the abort did not hang, before any link is built (lock held)."""

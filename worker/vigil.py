@@ -143,12 +143,18 @@ class Vigil:
             now_s = time.monotonic()
             in_time = now_s - last_s < 2 * TICK_S
             last_s = now_s
-            self._hear()
-            members = self._members()
-            if self._overdue_s(now_s) > 0:
-                self._tick(members, now_s, in_time=in_time)
-            else:
-                self._settle(members)
+            try:
+                self._look(now_s, in_time=in_time)
+            except Exception:  # a vigil that ends unheard would let a frozen peer hang all
+                log.exception("a look at the peers failed")
+
+    def _look(self, now_s: float, *, in_time: bool) -> None:
+        self._hear()
+        members = self._members()
+        if self._overdue_s(now_s) > 0:
+            self._tick(members, now_s, in_time=in_time)
+        else:
+            self._settle(members)
 
     def patience_s(self) -> float:
         """How long a step may take before anybody is asked."""

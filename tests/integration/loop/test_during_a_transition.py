@@ -190,6 +190,21 @@ async def test_two_swaps_in_one_transition(launch: Launch, calm: Callable[..., A
     assert {fleet.state.nodes[n].state for n in ("n0", "n2")} == {NodeState.DRAINED}
 
 
+async def test_a_preparation_that_fails_is_refused_and_tried_again(
+    launch: Launch, calm: Callable[..., Any]
+) -> None:
+    """Whatever goes wrong in a background thread is said at once, and costs nobody its place."""
+    fleet = await _fleet(launch)
+    fleet.arm("n3", ["prepare.begin"], Act.RAISE)
+    fleet.say(e.DrainRequested(node=NodeId("n1"), by="test"))
+    await fleet.until("it is refused", lambda: bool(fleet.events(e.TransitionRefused)))
+    await fleet.until("n1 is replaced", lambda: fleet.idle() and fleet.holder(1) != "n1")
+    await _same_as_calm(fleet, calm)
+
+    assert "FaultHere" in fleet.events(e.TransitionRefused)[0].event.reason
+    assert not fleet.lost(), fleet.story()
+
+
 async def test_a_preparation_given_up_leaves_the_run_untouched(
     launch: Launch, calm: Callable[..., Any]
 ) -> None:
