@@ -85,14 +85,14 @@ def test_ddp_runs_detached(alone: ManagedGroup) -> None:
 
 
 def test_a_plan_of_more_members_or_for_another_node_is_refused(alone: ManagedGroup) -> None:
-    """The layout is declared once; a plan may have idle slots, no more members, and must be ours."""
+    """The layout is declared once; a plan has no more members than it, and must be ours."""
     members = tuple(Member(i, i, f"n{i}", 1, "127.0.0.1", 1) for i in range(5))
     with pytest.raises(PrepareRefused, match="declared"):
         alone.prepare(GroupPlan("dp", "job", 1, 1, 0, members))
     with pytest.raises(PrepareRefused, match="not us"):
-        alone.prepare(GroupPlan("dp", "job", 1, 1, 2, members))
+        alone.prepare(GroupPlan("dp", "job", 1, 1, 2, members[:4]))
     with pytest.raises(PrepareRefused, match="plan is for"):
-        alone.prepare(GroupPlan("tp", "job", 1, 1, 0, members))
+        alone.prepare(GroupPlan("tp", "job", 1, 1, 0, members[:4]))
 
 
 def test_a_group_of_one_reduces_alone(endpoint: LinkEndpoint) -> None:
