@@ -34,24 +34,28 @@ class Outside(Struct, frozen=True, kw_only=True):
     machine: str = "{host}"
     meters: Meters | None = None
 
-    async def begin(self, group: TaskGroup, log: EventLog, reconciler: Reconciler) -> None:
-        """Start telling; returns at once."""
+    async def begin(
+        self, group: TaskGroup, log: EventLog, reconciler: Reconciler, now_ms: int
+    ) -> None:
+        """Start telling; returns at once. `now_ms` is Unix time: what is old is not told again."""
         if self.hooks:
-            await self._begin_hooks(group, log, reconciler)
+            await self._begin_hooks(group, log, reconciler, now_ms)
         if self.heartbeat is not None:
             from controlplane.hooks.heartbeat import beat
 
             group.start_soon(beat, self.heartbeat, log.fleet, log.head)
         self._begin_cordons(group, reconciler)
 
-    async def _begin_hooks(self, group: TaskGroup, log: EventLog, reconciler: Reconciler) -> None:
+    async def _begin_hooks(
+        self, group: TaskGroup, log: EventLog, reconciler: Reconciler, now_ms: int
+    ) -> None:
         from controlplane.hooks.dispatch import Dispatcher
         from controlplane.metrics import Meters
 
         meters = self.meters if self.meters is not None else Meters()
         dispatcher = Dispatcher(log.fleet, self.hooks, meters)
         state = reconciler.state
-        await dispatcher.begin(log, state.position, state.at_ms)
+        await dispatcher.begin(log, state.position, now_ms)
         reconciler.listeners.append(dispatcher.heard)
         group.start_soon(dispatcher.run)
 

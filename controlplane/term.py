@@ -90,7 +90,7 @@ class Term:
                 group.start_soon(self.collector.run, vitals)
                 group.start_soon(self._snapshotter.run)
                 self._plugins.begin(group, self.reconciler, self.collector)
-                await self._outside.begin(group, self._log, self.reconciler)
+                await self._outside.begin(group, self._log, self.reconciler, self._clock_ms())
                 self.leading.set()
                 await self.reconciler.run()
         raise AssertionError

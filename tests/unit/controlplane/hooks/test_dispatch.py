@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from controlplane.eventlog import Batch, EventLog
+from controlplane.eventlog.memory import MemoryStore
 from controlplane.hooks.dispatch import QUEUE_MAX, Dispatcher
 from controlplane.hooks.heartbeat import beat
 from controlplane.hooks.hook import Heartbeat, Hook
 from controlplane.metrics import Meters
 from statemachine import events as e
+from statemachine.codec import encode_recorded
 from statemachine.ids import Incarnation, NodeId, Position
 from statemachine.state import FleetState
 from tests.unit.controlplane.hooks.conftest import Receiver
@@ -217,6 +221,25 @@ async def test_a_queue_that_is_full_drops_its_oldest_and_says_so(receiver: Recei
     made.heard([lost(n) for n in range(1, QUEUE_MAX + 4)], FleetState())
 
     assert counts(meters) == {"dropped": 3}
+
+
+async def test_a_takeover_tells_the_last_minute_again_and_nothing_older(receiver: Receiver) -> None:
+    """With the same keys; a year of log, replayed or imported, tells nobody anything."""
+    log = EventLog(MemoryStore(), "lab")
+    leadership = await log.campaign("c0", 5.0)
+    now_ms = 10_000_000
+    entries = [
+        msgspec.structs.replace(lost(1), at_ms=now_ms - 61_000),
+        msgspec.structs.replace(lost(2), at_ms=now_ms - 59_000),
+    ]
+    raw = tuple(encode_recorded(entry) for entry in entries)
+    await leadership.append(Batch(after=Position(0), entries=raw))
+    meters = Meters()
+    async with dispatching([hook(receiver)], meters) as told:
+        await told.begin(log, Position(2), now_ms)
+        await until(meters, "delivered", 1)
+
+    assert [headers["X-Changeover-Key"] for headers, _ in receiver.got] == ["lab/2/pager"]
 
 
 async def test_the_heartbeat_stops_with_the_store(receiver: Receiver) -> None:
