@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from simulator.agenda import Agenda
 from simulator.core import DIGEST, JOB, Core, node_id, number_of
 from simulator.faults import Fault, Kind, Trace
@@ -64,6 +66,7 @@ class World:
         self.accused: dict[int, Fault] = {}
         """Machine -> fault, of those whose loss will be or was declared."""
         self._plan: e.TransitionPlanned | None = None
+        self._drafted: tuple[e.Change, ...] = ()
         self._cold: set[int] = set()
         self._later: list[Callable[[], None]] = []
         for fault in trace.faults:
@@ -259,8 +262,11 @@ class World:
         """Physical consequences of an entry of the log."""
         event = recorded.event
         match event:
+            case e.ChangesDrafted():
+                self._drafted = (*(self._drafted if event.part > 1 else ()), *event.changes)
             case e.TransitionPlanned():
-                self._plan = event
+                drafted = self._drafted if event.parts else ()
+                event = self._plan = replace(event, changes=(*drafted, *event.changes))
                 if event.motive is e.Motive.UNPLANNED:
                     self._note_cold(event)
             case e.TransitionCommitted():

@@ -85,7 +85,8 @@ T = TypeVar("T")
 
 
 def _cut(items: Sequence[T]) -> list[tuple[T, ...]]:
-    return [tuple(items[at : at + CHANGES_MAX]) for at in range(0, len(items), CHANGES_MAX)]
+    size = max(1, CHANGES_MAX)
+    return [tuple(items[at : at + size]) for at in range(0, len(items), size)]
 
 
 def commit_in_parts(commit: e.TransitionCommitted) -> tuple[e.AnyEvent, ...]:

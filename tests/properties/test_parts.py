@@ -25,7 +25,7 @@ STEPS = 50
 @pytest.fixture
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits at which nothing fits."""
-    monkeypatch.setattr(parts, "CHANGES_MAX", 1)
+    monkeypatch.setattr(parts, "CHANGES_MAX", 0)
     monkeypatch.setattr(parts, "LISTED_MAX", 0)
     monkeypatch.setattr(parts, "HANDED_MAX", 1)
     monkeypatch.setattr(topology, "PACKED_FROM", 1)

@@ -7,7 +7,7 @@ from simulator.faults import draw
 from simulator.parts import STRATEGIES
 from simulator.scenario import GreyTable, Scenario
 from simulator.world import World
-from statemachine import decide, decide_slots
+from statemachine import decide, decide_slots, parts
 from statemachine import events as e
 from statemachine.choose import Choice
 from statemachine.state import FleetState, Job
@@ -77,3 +77,18 @@ def test_a_policy_of_the_file_is_in_force(small: Scenario) -> None:
     assert acts.totals.caught > 0
     assert watches.totals.caught == 0
     assert watches.totals.slow_s > acts.totals.slow_s
+
+
+def test_plans_in_parts_seat_the_same_machines(
+    small: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulated fleet whose plans come in parts, as those of a large one do, loses as much time
+    as one whose plans come whole.
+    """
+    whole = story(small)
+    monkeypatch.setattr(parts, "CHANGES_MAX", 0)
+    cut = story(small)
+
+    assert any(isinstance(entry.event, e.ChangesDrafted) for entry in cut.kept)  # type: ignore[attr-defined]
+    assert cut.totals.ettr() == pytest.approx(whole.totals.ettr(), abs=1e-9)
+    assert cut.totals.cold == whole.totals.cold
