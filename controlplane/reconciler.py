@@ -64,7 +64,9 @@ class Reconciler:
         self._leadership = leadership
         self._clock_ms = clock_ms
         self._own_rule = own_rule
-        self._waiting: dict[Identity, InboxItem] = {}
+        self._waiting: dict[Identity, InboxItem] = {}  # by arrival, if `_in_order`
+        self._in_order = True
+        self._latest: tuple[int, str, int, int] = (0, "", 0, 0)
         self._taken: set[Identity] = set()
         self._reported: set[Identity] = set()
         self._own: list[AnyEvent] = []
@@ -95,6 +97,9 @@ class Reconciler:
             self._taken.discard(_identity(item))
         for item in delta.updated:
             if _identity(item) not in self._taken:
+                if _identity(item) not in self._waiting:
+                    self._in_order = self._in_order and _arrival(item) >= self._latest
+                    self._latest = max(self._latest, _arrival(item))
                 self._waiting[_identity(item)] = item
         if delta.updated:
             self._wake.set()
@@ -124,10 +129,13 @@ class Reconciler:
         """Take one turn now; return whether facts are left for which there was no room."""
         own, self._own = self._own, []
         also, self._also = self._also, None
-        facts = sorted(self._waiting.values(), key=_arrival)
+        if not self._in_order:  # after a watch broke and all was read again
+            ordered = sorted(self._waiting.values(), key=_arrival)
+            self._waiting = {_identity(item): item for item in ordered}
+            self._in_order = True
         turn = plan_turn(
             self.ledger,
-            facts,
+            tuple(self._waiting.values()),
             own,
             now_ms=self._clock_ms(),
             writer=self._leadership.controller,

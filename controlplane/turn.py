@@ -93,7 +93,20 @@ class _Step(Struct, frozen=True):
 
     @property
     def ops(self) -> int:
-        return 1 + (self.consumed is not None) + 2 * len(self.fences)
+        """Operations that it needs, but for the deletion of the fact."""
+        return 1 + 2 * len(self.fences)
+
+
+class _Runs:
+    """Facts that leave the inbox together: those of one writer, one behind the other, in one go."""
+
+    def __init__(self) -> None:
+        self._taken: set[tuple[str, int, int]] = set()
+
+    def ops_of(self, item: InboxItem) -> int:
+        """Take a fact; return the deletions that it adds, at most."""
+        self._taken.add((item.writer, item.incarnation, item.counter))
+        return (item.writer, item.incarnation, item.counter - 1) not in self._taken
 
 
 def plan_turn(
@@ -150,8 +163,9 @@ class _Intake:
     def take(self, facts: Sequence[InboxItem]) -> tuple[InboxItem, ...]:
         """Enter facts as long as there is room; return those for which there was none."""
         ops = size = 0
+        runs = _Runs()
         for index, item in enumerate(facts):
-            ops, size = ops + 2, size + len(item.raw)
+            ops, size = ops + 1 + runs.ops_of(item), size + len(item.raw)
             if self.steps and (ops > TAKE_OPS_MAX or size > BATCH_BYTES_MAX // 2):
                 return tuple(facts[index:])
             self._take_one(item)
@@ -242,8 +256,7 @@ def _cut(after: Position, steps: Sequence[_Step], writes: Writes) -> tuple[Batch
     """Cut a turn into appends: entries first, each with its fences; then the projections."""
     cutter = _Cutter(after)
     for step in steps:
-        cutter.room_for(step.ops, len(step.raw))
-        cutter.steps.append(step)
+        cutter.take(step)
     for job, value in writes.desired:
         cutter.room_for(1, len(value))
         cutter.desired.append((job, value))
@@ -266,8 +279,16 @@ class _Cutter:
         self.steps: list[_Step] = []
         self.desired: list[tuple[JobId, bytes]] = []
         self.orders: list[tuple[NodeId, bytes]] = []
+        self._runs = _Runs()
         self._ops = 1  # the head
         self._bytes = 0
+
+    def take(self, step: _Step) -> None:
+        """Have an entry in the append, or in the next one."""
+        self.room_for(step.ops + (step.consumed is not None), len(step.raw))
+        self.steps.append(step)
+        if step.consumed is not None and not self._runs.ops_of(step.consumed):
+            self._ops -= 1
 
     def room_for(self, ops: int, size: int) -> None:
         """Close the append if this does not fit into it."""

@@ -178,7 +178,7 @@ def paces(rng: random.Random) -> dict[str, Callable[[], float]]:
 # --- the faults -----------------------------------------------------------------------------------
 
 
-KINDS = ("kill", "freeze", "freeze", "compact", "compact")
+KINDS = ("kill", "freeze", "compact")
 KINDS_OF_A_CLUSTER = (*KINDS, "move", "freeze leader")
 
 
@@ -205,7 +205,7 @@ async def hurt(
             await move_leader(server, rng.choice([each for each in servers if each is not server]))
         else:
             server.pause()
-            await anyio.sleep(rng.uniform(0.1, 3.5))
+            await anyio.sleep(rng.uniform(0.1, 3.0))
             server.resume()
 
 

@@ -43,9 +43,9 @@ async def play_and_judge(
 async def test_one_server_killed_frozen_and_compacted(
     own_etcd: EtcdServer, fleet: str, seed: int, client: str
 ) -> None:
-    """One server, ten seconds of faults: every acknowledged fact is there once, in order."""
+    """One server, eight seconds of faults: every acknowledged fact is there once, in order."""
     need_client(client)
-    await play_and_judge([own_etcd], fleet, seed, 10, client)
+    await play_and_judge([own_etcd], fleet, seed, 8, client)
 
 
 @pytest.mark.etcd

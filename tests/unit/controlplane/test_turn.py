@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controlplane.eventlog import BATCH_OPS_MAX, InboxItem
 from controlplane.projection import everything
@@ -307,6 +311,42 @@ def test_large_facts_are_cut_by_bytes() -> None:
     assert planned.left, "there is no room for all of them in one turn"
     assert all(sum(map(len, batch.entries)) <= BATCH_BYTES_MAX for batch in planned.batches)
     assert [each.counter for each in planned.left] == list(range(31 - len(planned.left), 31))
+
+
+def test_facts_in_a_row_leave_the_inbox_in_one_go() -> None:
+    """A writer that states many at once fills an append with entries, not with deletions."""
+    facts = [item(exited("n0"), "n0", 2 + number) for number in range(100)]
+    first = turn(Ledger(), item(joined("n0"), "n0", 1)).ledger
+    planned = turn(first, *facts)
+    (batch,) = planned.batches
+    assert len(batch.consumed) > 80
+    assert batch.ops <= BATCH_OPS_MAX
+    assert [left.counter for left in planned.left] == [
+        each.counter for each in facts[len(batch.consumed) :]
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 30)), max_size=30), st.randoms())
+def test_appends_of_any_mixture_keep_to_the_limits(
+    runs: list[tuple[int, int]], random: Random
+) -> None:
+    """However the facts of several writers are interleaved, and however long their rows are."""
+    ledger = turn(Ledger(), *(item(joined(f"n{n}"), f"n{n}", 1) for n in range(10))).ledger
+    last = dict.fromkeys(range(10), 1)
+    facts = []
+    for writer, length in runs:
+        for _ in range(length):
+            last[writer] += 1
+            facts.append(item(exited(f"n{writer}"), f"n{writer}", last[writer]))
+        if random.random() < 0.3:
+            random.shuffle(facts)
+    while facts:
+        planned = turn(ledger, *facts)
+        taken = sum(len(batch.consumed) for batch in planned.batches)
+        assert all(batch.ops <= BATCH_OPS_MAX for batch in planned.batches)
+        ledger, facts = planned.ledger, [*planned.left]
+        if not taken:
+            break  # what is left waits for an earlier fact of its writer
 
 
 def test_counters_of_a_log_are_what_sequencing_it_left() -> None:
