@@ -2,10 +2,13 @@
 
 What belongs here: what demos, tests and campaigns do to a node. What does not: noticing it. A slow
 node never sleeps: it burns processor time in proportion to the work that it has just measured, so
-its steps, its sweeps and its vitals are slow in the way a throttled machine's are.
+its steps, its sweeps and its vitals are slow in the way a throttled machine's are. Only a node
+whose data comes late waits, as it would.
 
-A node is slowed through a control file, `{"slow_factor": 1.4}`, whose path its processes find in
-the environment variable CHANGEOVER_FAULT_FILE. No file, or no such variable, means no fault.
+A node is hurt through a control file, `{"slow_factor": 1.4, "kind": "memory"}`, whose path its
+processes find in the environment variable CHANGEOVER_FAULT_FILE. No file, or no such variable,
+means no fault. `kind` is what is slow of it (`SlowKind`; without it, everything). A training step
+takes `slow_factor` times as long whatever the kind, but for ``link``; a sweep finds it where it is.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import math
 import os
 import signal
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, Self
 
@@ -24,6 +28,20 @@ log = logging.getLogger("worker.faults")
 
 FAULT_FILE_VARIABLE: Final = "CHANGEOVER_FAULT_FILE"
 SLOW_FACTOR_MAX: Final = 100.0
+
+
+class SlowKind(StrEnum):
+    """What of a node is slow."""
+
+    COMPUTE = "compute"
+    """All its work, since it computes slowly: the default."""
+    MEMORY = "memory"
+    """Moving memory: it computes as fast as ever while it stays in the caches."""
+    LINK = "link"
+    """What it sends and receives."""
+    INPUT = "input"
+    """Its data comes late, by as much as its steps then take longer; nothing of it is slow."""
+
 
 _POLL_S: Final = 0.05
 _BLOCK: Final = bytes(64 << 10)
@@ -44,11 +62,13 @@ def resume(group: int) -> None:
     _signal(group, signal.SIGCONT)
 
 
-def set_fault(path: str | Path, slow_factor: float) -> None:
-    """Make own work of the node that reads `path` take `slow_factor` times as long (1 to 100)."""
+def set_fault(path: str | Path, slow_factor: float, kind: SlowKind = SlowKind.COMPUTE) -> None:
+    """Make what is of `kind` in the node that reads `path` take `slow_factor` times as long (1 to
+    100).
+    """
     path = Path(path)
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    fresh.write_text(json.dumps({"slow_factor": _checked(slow_factor)}))
+    fresh.write_text(json.dumps({"slow_factor": _checked(slow_factor), "kind": kind}))
     fresh.replace(path)  # a reader sees the old text or the new one, never half
 
 
@@ -69,6 +89,7 @@ class SlowCompute:
         self._looked_at_s = -math.inf
         self._seen: tuple[int, int] | None = None
         self._factor = 1.0
+        self._kind = SlowKind.COMPUTE
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -84,13 +105,20 @@ class SlowCompute:
             self._look(self._path)
         return self._factor
 
-    def burn(self, work_s: float) -> float:
+    def slows(self, kind: SlowKind) -> float:
+        """How many times as long work of a kind takes now: slow computing slows everything."""
+        factor = self.factor
+        return factor if self._kind in (kind, SlowKind.COMPUTE) else 1.0
+
+    def burn(self, work_s: float, *kinds: SlowKind) -> float:
         """After `work_s` seconds of own work, work on for the rest of what it should have taken.
 
+        `kinds` are what the work consists of; none: a training step, which has all but links.
         Returns the seconds burned. The interpreter lock is free meanwhile, as it is in a kernel
         that takes longer, so that the process's other threads are not slowed with it.
         """
-        surplus_s = (self.factor - 1.0) * max(0.0, work_s)
+        slowest = max(map(self.slows, kinds or _STEP))
+        surplus_s = (slowest - 1.0) * max(0.0, work_s)
         if surplus_s <= 0:
             return 0.0
         started_s = time.perf_counter()
@@ -102,17 +130,41 @@ class SlowCompute:
         try:
             found = path.stat()
         except OSError:
-            self._seen, self._factor = None, 1.0
+            self._seen, self._factor, self._kind = None, 1.0, SlowKind.COMPUTE
             return
         seen = (found.st_mtime_ns, found.st_ino)
         if seen == self._seen:
             return
         self._seen = seen
         try:
-            self._factor = _checked(json.loads(path.read_text())["slow_factor"])
+            found = json.loads(path.read_text())
+            self._factor = _checked(found["slow_factor"])
+            self._kind = SlowKind(found.get("kind", SlowKind.COMPUTE))
         except (OSError, ValueError, TypeError, KeyError) as error:
             self._factor = 1.0
             log.warning("fault file %s is ignored: %s", path, error)
+
+
+_STEP: Final = (SlowKind.COMPUTE, SlowKind.MEMORY)
+
+
+class LateInput(SlowCompute):
+    """The late side of a data loader: each batch comes as much later as steps shall be longer."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        super().__init__(path)
+        self._last_s = 0.0
+
+    def wait(self) -> None:
+        """Wait after a batch was loaded, in proportion to the time since the last one."""
+        now_s = time.perf_counter()
+        apart_s, self._last_s = now_s - self._last_s, now_s
+        if self.factor > 1 and self._kind is SlowKind.INPUT and apart_s < _STEP_S_MAX:
+            time.sleep((self.factor - 1) * apart_s)
+            self._last_s = time.perf_counter()
+
+
+_STEP_S_MAX: Final = 60.0
 
 
 def _checked(slow_factor: float) -> float:

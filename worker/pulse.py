@@ -9,19 +9,27 @@ themselves, so nothing is timed twice.
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot
-from statemachine.vitals import Metric, Vitals, summarise
+from statemachine.vitals import DATA_MS, LINK_MBPS, WAIT_MS, Metric, Vitals, summarise
+from worker import loading
 
 
 class Waiting(Protocol):
     """A group that counts how long it was blocked on peers."""
 
+    label: str
+    """Name of the group, such as ``dp``."""
+
     def waited_s(self) -> float:
         """Seconds blocked since the group exists."""
+        ...
+
+    def carried(self) -> dict[str, tuple[int, float]]:
+        """By peer: bytes of large messages that came from it, and the seconds that took."""
         ...
 
     def take_costs(self) -> dict[str, list[float]]:
@@ -37,6 +45,12 @@ class Samples:
     work_ms: list[float] = field(default_factory=list)
     wait_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
+    data_ms: list[float] = field(default_factory=list)
+    group_ms: dict[str, list[float]] = field(default_factory=dict)
+
+
+RATE_BYTES_MIN: Final = 1 << 20
+"""Bytes from a peer in a window below which its rate says nothing."""
 
 
 @dataclass
@@ -47,13 +61,15 @@ class Pulse:
     incarnation: Incarnation
     job: JobId
     window_s: float
-    groups: "Iterable[Waiting]"
+    groups: "Sequence[Waiting]"
     window: int = 0
     _samples: Samples = field(default_factory=Samples)
     _window_began_s: float = field(default_factory=time.time)
     _step_began_s: float = 0.0
     _cpu_began_s: float = 0.0
-    _waited_s: float = 0.0
+    _waited_s: list[float] = field(default_factory=list)
+    _loading_s: float = 0.0
+    _carried: dict[str, tuple[int, float]] = field(default_factory=dict)
     _loss: float | None = None
     _last_step: int = -1
 
@@ -61,12 +77,13 @@ class Pulse:
         """A step begins."""
         self._step_began_s = time.perf_counter()
         self._cpu_began_s = time.process_time()
-        self._waited_s = self._total_waited_s()
+        self._waited_s = [group.waited_s() for group in self.groups]
+        self._loading_s = loading.waited_s()
 
     def work_so_far_s(self) -> float:
         """Own work in the step so far, in seconds."""
         elapsed_s = time.perf_counter() - self._step_began_s
-        return max(0.0, elapsed_s - (self._total_waited_s() - self._waited_s))
+        return max(0.0, elapsed_s - (self._total_waited_s() - sum(self._waited_s)))
 
     def record(self, loss: float) -> None:
         """Remember the last loss for whoever looks."""
@@ -80,7 +97,12 @@ class Pulse:
     def end_step(self, step: int) -> float:
         """A step was committed; return how long it took in milliseconds."""
         step_ms = (time.perf_counter() - self._step_began_s) * 1000
-        wait_ms = max(0.0, (self._total_waited_s() - self._waited_s) * 1000)
+        wait_ms = 0.0
+        for group, before_s in zip(self.groups, self._waited_s, strict=True):
+            own_ms = max(0.0, (group.waited_s() - before_s) * 1000)
+            self._samples.group_ms.setdefault(group.label, []).append(own_ms)
+            wait_ms += own_ms
+        self._samples.data_ms.append((loading.waited_s() - self._loading_s) * 1000)
         self._samples.step_ms.append(step_ms)
         self._samples.wait_ms.append(wait_ms)
         self._samples.work_ms.append(max(0.0, step_ms - wait_ms))
@@ -117,6 +139,8 @@ class Pulse:
                 "work_ms": summarise(samples.work_ms),
                 "wait_ms": summarise(samples.wait_ms),
                 "cpu_ms": summarise(samples.cpu_ms),
+                **self._split(samples),
+                **self._rates(),
                 **self._costs(),
             },
             loss=self._loss,
@@ -124,6 +148,34 @@ class Pulse:
         self.window += 1
         self.drop()
         return vitals
+
+    @staticmethod
+    def _split(samples: Samples) -> dict[str, Metric]:
+        """Waiting by group, where there are several; data, where the script says when it waits."""
+        found = {}
+        if len(samples.group_ms) > 1:
+            for name, took_ms in sorted(samples.group_ms.items()):
+                found[f"{WAIT_MS}.{name}"] = summarise(took_ms)
+        if any(samples.data_ms):
+            found[DATA_MS] = summarise(samples.data_ms)
+        return found
+
+    def _rates(self) -> dict[str, Metric]:
+        """What came from each peer per second while it came."""
+        now: dict[str, tuple[int, float]] = {}
+        for group in self.groups:
+            for peer, (size, took_s) in group.carried().items():
+                before = now.get(peer, (0, 0.0))
+                now[peer] = (before[0] + size, before[1] + took_s)
+        found = {}
+        for peer, total in sorted(now.items()):
+            before = self._carried.get(peer, (0, 0.0))
+            size, took_s = total[0] - before[0], total[1] - before[1]
+            if size >= RATE_BYTES_MIN and took_s > 0:
+                rate = 8 * size / took_s / 1e6
+                found[f"{LINK_MBPS}.{peer}"] = Metric(count=1, mean=rate, p50=rate, p95=rate)
+        self._carried = now
+        return found
 
     def _costs(self) -> dict[str, Metric]:
         """What changes of members cost; nothing, in a window without any."""

@@ -19,6 +19,7 @@ import contextlib
 import os
 import select
 import socket
+import time
 from typing import Any, Final
 
 from worker.groups import frames
@@ -26,6 +27,9 @@ from worker.groups.frames import HEADER_BYTES, Kind
 from worker.groups.shared import SHARED_BYTES_MIN, BadMemory, SharedReader, SharedWriter
 
 _LOOKAHEAD_BYTES: Final = 4096
+_TIMED_BYTES: Final = 1 << 18
+"""Frames of this size and more are timed from their first byte to their last: what a connection
+carries. The clock of a smaller one would say how soon this end looked."""
 _SCRATCH = bytearray(frames.CHUNK_BYTES_MAX)
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _RIGHTS_BYTES: Final = socket.CMSG_SPACE(8)
@@ -68,6 +72,9 @@ class BulkStream:
         self.want_write = (fd, select.POLLOUT)
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.carried_bytes = 0
+        self.carried_s = 0.0
+        self._began_s = 0.0
         self._outgoing: list[bytes | memoryview] = []
         self._owed = 0
         self._frame_bytes = 0
@@ -219,6 +226,10 @@ class BulkStream:
             self._low, self._high = 0, count - used
         self._target = None
         self._filled = -1
+        if self._began_s:
+            self.carried_bytes += size
+            self.carried_s += time.perf_counter() - self._began_s
+            self._began_s = 0.0
         return True
 
     def _next_header(self, target: memoryview) -> bool:
@@ -262,6 +273,7 @@ class BulkStream:
         target[:used] = self._view[self._low : self._low + used]
         self._low += used
         self._filled = used
+        self._began_s = time.perf_counter() if header.payload_bytes >= _TIMED_BYTES else 0.0
 
     def _map(self) -> None:
         try:

@@ -95,6 +95,15 @@ class LinkedGroup:
         with self._lock:
             return self._ledger.counts()
 
+    def carried(self) -> dict[str, tuple[int, float]]:
+        """By peer: bytes of large frames that came from it, and the seconds that took."""
+        found: dict[str, tuple[int, float]] = {}
+        for link in self._endpoint.links_of(self.name):
+            size, took_s = found.get(link.key.node, (0, 0.0))
+            stream = link.bulk
+            found[link.key.node] = (size + stream.carried_bytes, took_s + stream.carried_s)
+        return found
+
     def waits(self) -> Waits:
         """Where the time went since the last reset."""
         return self._exchange.waits

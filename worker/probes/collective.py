@@ -3,12 +3,13 @@
 import time
 from typing import Final
 
-from worker.faults import SlowCompute
-from worker.probes.sampling import durations, rates, samples_s
+from worker.faults import SlowCompute, SlowKind
+from worker.probes.sampling import Own, durations, rates, samples_s
 from worker.probes.wire import Ends
 
 RATE_BYTES: Final = 4 << 20
 LATENCY_BYTES: Final = 64
+_OWN: Final[Own] = {"kind": SlowKind.LINK, "own_s": time.thread_time}
 
 
 def measure(budget_s: float, slow: SlowCompute, ends: Ends) -> dict[str, float]:
@@ -18,8 +19,12 @@ def measure(budget_s: float, slow: SlowCompute, ends: Ends) -> dict[str, float]:
     ``collective_latency_us_*`` in microseconds for 64 bytes.
     """
     share_s = budget_s / 2
-    large_s = samples_s(lambda: ends.sum(RATE_BYTES), share_s, slow, own_s=time.thread_time)
-    small_s = samples_s(lambda: ends.sum(LATENCY_BYTES), share_s, slow, own_s=time.thread_time)
+    large_s = samples_s(
+        lambda: ends.sum(RATE_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
+    )
+    small_s = samples_s(
+        lambda: ends.sum(LATENCY_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
+    )
     return {
         **rates("collective_mbps", 8 * RATE_BYTES / 1e6, large_s),
         **durations("collective_latency_us", 1e6, small_s),

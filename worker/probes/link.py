@@ -3,12 +3,13 @@
 import time
 from typing import Final
 
-from worker.faults import SlowCompute
-from worker.probes.sampling import durations, rates, samples_s
+from worker.faults import SlowCompute, SlowKind
+from worker.probes.sampling import Own, durations, rates, samples_s
 from worker.probes.wire import Ends
 
 RATE_BYTES: Final = 1 << 20
 LATENCY_BYTES: Final = 64
+_OWN: Final[Own] = {"kind": SlowKind.LINK, "own_s": time.thread_time}
 
 
 def measure(budget_s: float, slow: SlowCompute, ends: Ends) -> dict[str, float]:
@@ -18,9 +19,15 @@ def measure(budget_s: float, slow: SlowCompute, ends: Ends) -> dict[str, float]:
     ``link_latency_us_*`` in microseconds there and back.
     """
     share_s = budget_s / 3
-    out_s = samples_s(lambda: ends.out(RATE_BYTES), share_s, slow, own_s=time.thread_time)
-    in_s = samples_s(lambda: ends.back(RATE_BYTES), share_s, slow, own_s=time.thread_time)
-    trip_s = samples_s(lambda: ends.out(LATENCY_BYTES), share_s, slow, own_s=time.thread_time)
+    out_s = samples_s(
+        lambda: ends.out(RATE_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
+    )
+    in_s = samples_s(
+        lambda: ends.back(RATE_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
+    )
+    trip_s = samples_s(
+        lambda: ends.out(LATENCY_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
+    )
     return {
         **rates("link_mbps_out", 8 * RATE_BYTES / 1e6, out_s),
         **rates("link_mbps_in", 8 * RATE_BYTES / 1e6, in_s),

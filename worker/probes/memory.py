@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from worker.faults import SlowCompute
+from worker.faults import SlowCompute, SlowKind
 from worker.probes.sampling import SAMPLES_ALONE, rates, samples_s
 
 SPAN_BYTES: Final = 16 << 20
@@ -29,6 +29,6 @@ def measure(budget_s: float, slow: SlowCompute) -> dict[str, float]:
         at = (at + 1) % SPANS
         np.copyto(target[at], source[at])
 
-    taken_s = samples_s(work, budget_s, slow, at_least=SAMPLES_ALONE)
+    taken_s = samples_s(work, budget_s, slow, kind=SlowKind.MEMORY, at_least=SAMPLES_ALONE)
     found = rates("memory_gbps", 2 * SPAN_BYTES / 1e9, taken_s)
     return found | {"memory_samples": float(len(taken_s))}

@@ -6,9 +6,9 @@ Rules of this file: clocks and statistics. What is done in a sample is the probe
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypedDict
 
-from worker.faults import SlowCompute
+from worker.faults import SlowCompute, SlowKind
 
 SAMPLES_MIN: Final = 5
 """Samples taken even when the budget is used up before."""
@@ -18,18 +18,26 @@ SAMPLES_ALONE: Final = 50
 best of too few says how busy it was."""
 
 
+class Own(TypedDict):
+    """What of a sample is the node's own part: of which kind, by which clock."""
+
+    kind: SlowKind
+    own_s: Callable[[], float]
+
+
 def samples_s(
     work: Callable[[], object],
     budget_s: float,
     slow: SlowCompute,
     *,
+    kind: SlowKind = SlowKind.COMPUTE,
     own_s: Callable[[], float] = time.perf_counter,
     at_least: int = SAMPLES_MIN,
 ) -> list[float]:
     """Do `work` again and again for `budget_s` seconds; how long each time took.
 
     The first, cold time does not count. `own_s` is the clock of the node's own part in the work: an
-    injected slowdown stretches that part, and not the time that a partner took.
+    injected slowdown of this `kind` stretches that part, and not the time that a partner took.
     """
     work()
     taken: list[float] = []
@@ -37,7 +45,7 @@ def samples_s(
     while len(taken) < at_least or time.perf_counter() < ends_at:
         own_before_s, began_s = own_s(), time.perf_counter()
         work()
-        slow.burn(own_s() - own_before_s)
+        slow.burn(own_s() - own_before_s, kind)
         taken.append(time.perf_counter() - began_s)
     return taken
 

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from worker.faults import SlowCompute
+from worker.faults import SlowCompute, SlowKind
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 
@@ -74,7 +74,7 @@ class Ends:
                 return
             began_s = time.thread_time()
             self._answer(kind, size)
-            slow.burn(time.thread_time() - began_s)
+            slow.burn(time.thread_time() - began_s, SlowKind.LINK)
 
     def _answer(self, kind: bytes, size: int) -> None:
         if kind == b"o":
