@@ -9,8 +9,10 @@ and must not be accused. The difference is a thread that answers authenticated d
 number of the link listener's port: it runs whenever the process is scheduled at all.
 
 Silence is counted in questions that were asked in time and not answered: a process that was not
-scheduled itself cannot mistake its own absence for that of others. Nobody is asked anything until
-a step takes longer than a learned multiple of the usual one.
+scheduled itself cannot mistake its own absence for that of others. A peer that never answered
+anything, such as a joiner that froze while it was a standby, counts as silent only if others do
+answer: else perhaps no question gets through. Nobody is asked anything until a step takes longer
+than a learned multiple of the usual one.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class _Asked:
 
     unanswered: int = 0
     answered: bool = False
-    """Whether it ever did: a peer that cannot be asked is never called silent."""
+    """Whether it ever did."""
     reported: bool = False
     nonces: set[bytes] = field(default_factory=set)
 
@@ -112,6 +114,8 @@ class Vigil:
         self._steps_s: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._began_s: float | None = None
         self._asked: dict[tuple[str, int], _Asked] = {}
+        self._are_heard = False
+        """Whether anybody ever answered: where nobody can be asked, nobody is called silent."""
         self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._sock.setblocking(False)
         self._closing = threading.Event()
@@ -169,7 +173,8 @@ class Vigil:
         began_s = self._began_s if self._began_s is not None else now_s
         for member in members:
             asked = self._asked[member.identity]
-            asked.unanswered += int(in_time and asked.answered and bool(asked.nonces))
+            can_answer = asked.answered or self._are_heard
+            asked.unanswered += int(in_time and can_answer and bool(asked.nonces))
             silent_s = asked.unanswered * TICK_S
             if silent_s >= self._patience.silence_s and not asked.reported:
                 asked.reported = True
@@ -211,7 +216,7 @@ class Vigil:
             asked = next((one for one in self._asked.values() if nonce in one.nonces), None)
             proof = nonce + _proof(self._secret, self._job, _ANSWER, nonce)
             if asked is not None and hmac.compare_digest(said, proof):
-                asked.unanswered, asked.answered = 0, True
+                asked.unanswered, asked.answered, self._are_heard = 0, True, True
                 asked.nonces.clear()
 
     def _settle(self, members: list[Member]) -> None:

@@ -126,6 +126,8 @@ async def test_a_run_bears_whatever_comes(
     for _ in range(ACTS):
         await chaos.one()
     await fleet.until("the killed are lost", lambda: chaos.gone <= set(fleet.lost()), 60.0)
+    for _ in range(SLOTS):  # whatever may still come
+        await fleet.start(f"n{len(fleet.nodes)}")
     await fleet.until("it rests", fleet.idle, 60.0)
     await fleet.until("it goes on", lambda: _newest(fleet) > 0)
     digest = await fleet.digest(120.0)

@@ -4,6 +4,7 @@ And a rank that is merely late is left alone, however busy the machine is.
 """
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -58,6 +59,29 @@ async def test_a_stopped_rank_is_replaced(
     assert fleet.lost() == [victim], fleet.story()
     lost = fleet.events(e.NodeLost)[0].event
     assert "no sign of life" in lost.reason, lost
+
+
+async def test_a_standby_that_froze_is_passed_over_when_it_is_needed(
+    launch: Launch, calm: Callable[..., Any]
+) -> None:
+    """A frozen standby that is to take a slot answers nobody: it is given up within seconds, long
+    before the deadline for preparing, and the next one takes the slot.
+    """
+    fleet = await launch(nodes=3, standbys=2, steps=STEPS, extra=EXTRA, knobs=KNOBS)
+    await fleet.until("two are warm", lambda: len(fleet.warm()) == 2 and fleet.idle())
+    nodes = [fleet.nodes[fleet.holder(slot)] for slot in range(3)]
+    await fleet.until("peers have met", lambda: all(len(n.steps()) >= MEETING for n in nodes))
+    fleet.kill("n3", signal.SIGSTOP)
+    fleet.kill("n1")
+    await fleet.until("both are lost", lambda: sorted(fleet.lost()) == ["n1", "n3"])
+    await fleet.until("the job runs again", lambda: fleet.idle() and fleet.holder(1) == "n4")
+    digest = await fleet.digest()
+    expected_digest, _ = await calm(3, STEPS, extra=EXTRA[2:])
+
+    assert digest == expected_digest, fleet.story()
+    planned, lost = fleet.events(e.TransitionPlanned)[1], fleet.events(e.NodeLost)[1]
+    assert "no sign of life" in lost.event.reason, lost
+    assert lost.at_ms - planned.at_ms < fleet.state.policy.prepare_deadline_s * 1000 / 2
 
 
 @pytest.fixture

@@ -23,17 +23,20 @@ def _free_address() -> tuple[str, int]:
 
 
 class Watch:
-    """A vigil over one peer, and what it said."""
+    """A vigil over one peer, and what it said; with `mute`, also over one that never answers."""
 
-    def __init__(self, secret: bytes = SECRET) -> None:
+    def __init__(self, secret: bytes = SECRET, *, mute: bool = False) -> None:
         host, port = _free_address()
         self.address = (host, port)
         self.peer = Answering(secret, "job", self.address)
-        members = (
+        members = [
             Member(slot=0, rank=0, node="me", incarnation=1, host=host, port=1),
             Member(slot=1, rank=1, node="peer", incarnation=1, host=host, port=port),
-        )
-        plan = GroupPlan(name="dp", job="job", epoch=1, transition=1, me=0, members=members)
+        ]
+        if mute:
+            _, port = _free_address()
+            members.append(Member(slot=2, rank=2, node="mute", incarnation=1, host=host, port=port))
+        plan = GroupPlan(name="dp", job="job", epoch=1, transition=1, me=0, members=tuple(members))
         self.said: list[Silence] = []
         self.heard = threading.Event()
         self.vigil = Vigil(SECRET, "job", PATIENCE, lambda: [plan], self._hear)
@@ -111,6 +114,20 @@ def test_a_peer_with_another_secret_is_never_called_silent() -> None:
         watch.vigil.step_began()
 
         assert not watch.heard.wait(PATIENCE.wait_floor_s + 8 * TICK_S), watch.said
+    finally:
+        watch.close()
+
+
+def test_a_peer_that_never_answered_is_called_silent_where_others_are_heard() -> None:
+    """A joiner that froze as a standby has met nobody; that others answer says that it could."""
+    watch = Watch(mute=True)
+    try:
+        _until(watch.acquainted)
+        watch.vigil.step_began()
+
+        assert watch.heard.wait(10.0)
+        assert [found.member.node for found in watch.said] == ["mute"]
+        assert watch.said[0].silent_s >= PATIENCE.silence_s
     finally:
         watch.close()
 
