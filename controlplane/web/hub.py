@@ -124,6 +124,11 @@ class Hub:
                 self._readers.discard(reader)
                 reader.close()
 
+    def let_go(self) -> None:
+        """End every reader's stream: nobody serves any more."""
+        for reader in list(self._readers):
+            reader.close()
+
     def everything(self) -> bytes:
         """The message that a new reader begins with."""
         return _message(

@@ -30,6 +30,9 @@ STATS_EVERY_S: Final = 15.0
 
 TOKEN_CHARS_MIN: Final = 16
 
+END_S: Final = 3.0
+"""How long ending the server in order may take, in seconds."""
+
 
 class Address(Struct, frozen=True):
     """Where the page listens; port 0 is any free one."""
@@ -89,11 +92,43 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Serve:
+    """Runs a server until it was ended in order, whatever else is cancelled meanwhile."""
+
+    def __init__(self, server: _Server, listener: socket.socket) -> None:
+        self._server = server
+        self._listener = listener
+        self._scope = anyio.CancelScope(shield=True)
+        self._over = anyio.Event()
+
+    async def run(self) -> None:
+        """Serve."""
+        try:
+            with self._scope:
+                await self._server.serve([self._listener])
+        finally:
+            self._over.set()
+
+    async def end(self) -> None:
+        """Answer what is under way, close every connection, and return."""
+        self._server.should_exit = True
+        with anyio.move_on_after(END_S, shield=True):
+            await self._over.wait()
+        self._scope.cancel()
+
+
 @asynccontextmanager
 async def serving(
-    log: EventLog, address: Address, *, token: str = "", meters: Meters | None = None
+    log: EventLog,
+    address: Address,
+    *,
+    token: str = "",
+    meters: Meters | None = None,
+    hub: Hub | None = None,
 ) -> AsyncIterator[Address]:
     """Serve the page for as long as the body runs; gives where it listens.
+
+    `hub` is one that follows something else than the log's head.
 
     Raises:
         BadConfig: the address is taken, or not this machine's.
@@ -101,7 +136,7 @@ async def serving(
     meters = meters if meters is not None else Meters()
     listener = _bound(address)
     bound = Address(address.host, listener.getsockname()[1])
-    hub = Hub(log)
+    hub = hub if hub is not None else Hub(log)
     _wire(meters, hub)
     hosts = LOOPBACK if address.is_loopback else ("*",)
     app = make_app(Page(log, hub, meters, token), hosts)
@@ -113,12 +148,14 @@ async def serving(
         async with anyio.create_task_group() as group:
             group.start_soon(hub.run)
             group.start_soon(_keep_stats, log, meters)
-            group.start_soon(server.serve, [listener])
+            serve = _Serve(server, listener)
+            group.start_soon(serve.run)
             journal.note("page", address=str(bound), acting="with a token" if token else "off")
             try:
                 yield bound
             finally:
-                server.should_exit = True
+                hub.let_go()
+                await serve.end()
                 group.cancel_scope.cancel()
     finally:
         listener.close()  # the server must be done with it

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.web.serving import Address
+from controlplane.term import Term
+from controlplane.web.serving import Address, serving
 from statemachine import events as e
-from statemachine.ids import NodeId
+from statemachine.ids import Epoch, Incarnation, NodeId, Role, Slot
+from statemachine.vitals import STEP_MS, Metric, Vitals, encode_vitals
 from tests.integration.web.chromium import Browser, Tab
 from tests.integration.web.conftest import TOKEN, Watch
 from tests.simulation.agents import JOB
@@ -20,9 +22,9 @@ pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.timeout(120)]
 CELLS = "[...document.querySelectorAll('#jobs .cell')].map(c => c.dataset.node).join()"
 
 
-async def launched(fleet: Fleet, browser: Browser, address: Address) -> Tab:
+async def launched(fleet: Fleet, browser: Browser, address: Address) -> tuple[Tab, Term]:
     """A job of three that runs, a standby beside it, and a page that shows both."""
-    await fleet.start_controller("c0")
+    term = await fleet.start_controller("c0")
     for name in ("n0", "n1", "n2", "n3"):
         await fleet.start_node(name)
     await fleet.declare(slots=3, standbys=1)
@@ -32,7 +34,7 @@ async def launched(fleet: Fleet, browser: Browser, address: Address) -> Tab:
     await tab.until("document.querySelector('#jobs h2')?.textContent === 'job: running'")
     await fleet.until(lambda s: str(s.nodes[NodeId("n3")].state) == "standby", "the rehearsal")
     await tab.until("document.querySelector('#beside').textContent.includes('1 standby')")
-    return tab
+    return tab, term
 
 
 def test_an_incident_is_followed_to_its_end_and_a_change_of_controller_survived(
@@ -41,7 +43,7 @@ def test_an_incident_is_followed_to_its_end_and_a_change_of_controller_survived(
     """A node dies: who left, who is awaited, who came; then another controller leads, no reload."""
 
     async def story(fleet: Fleet, browser: Browser, address: Address) -> None:
-        tab = await launched(fleet, browser, address)
+        tab, _ = await launched(fleet, browser, address)
         await tab.get("window.sameDocument = true")
         assert await tab.get(CELLS) == "n0,n1,n2"
 
@@ -73,7 +75,7 @@ def test_acting_asks_first_and_needs_the_token(watch: Watch) -> None:
     """Drain: a question, a name, a token; with a wrong one nothing happens."""
 
     async def story(fleet: Fleet, browser: Browser, address: Address) -> None:
-        tab = await launched(fleet, browser, address)
+        tab, _ = await launched(fleet, browser, address)
         await tab.get("document.querySelector('#jobs .cell[data-node=n0]').click()")
         await tab.until("document.querySelector('#node').open")
         await tab.until("document.querySelector('#node-story').textContent.includes('NodeJoined')")
@@ -131,5 +133,83 @@ def test_it_is_usable_by_keyboard_and_in_the_dark(watch: Watch) -> None:
         background = await tab.get("getComputedStyle(document.body).backgroundColor")
         assert background == "rgb(19, 20, 23)"
         assert tab.complaints == []
+
+    watch(story)
+
+
+def test_step_time_loss_and_verdicts_appear_as_they_come(watch: Watch) -> None:
+    """Windows become curves; a verdict comes with its evidence, and its cell is marked."""
+
+    async def story(fleet: Fleet, browser: Browser, address: Address) -> None:
+        tab, term = await launched(fleet, browser, address)
+        for step in range(1, 4):
+            for name in ("n0", "n1", "n2"):
+                node = fleet.nodes[name]
+                vitals = window(name, node.session.incarnation, step)
+                await node.session.put_vitals(encode_vitals(vitals))
+            said = "document.querySelector('#jobs .soft').textContent"
+            await tab.until(f"{said}.includes('step {step},')")
+        await tab.until("document.querySelectorAll('.curves polyline').length === 2")
+        label = await tab.get("document.querySelector('.curves svg').getAttribute('aria-label')")
+        assert label.startswith("step time, ms: now 90.0")
+
+        verdict = e.VerdictIssued(
+            node=NodeId("n2"),
+            incarnation=fleet.incarnation("n2"),
+            verdict=e.Verdict.SUSPECT,
+            reason="<img src=x onerror=alert(1)> 1.2x its peers",
+            job=JOB,
+            indicators=(
+                e.Indicator(
+                    metric="work_ms", value=120, peers_median=100, score=4, windows=3, peers=2
+                ),
+            ),
+            detector="test",
+        )
+        term.reconciler.state_events([verdict])
+        shown = "document.querySelector('#verdicts').textContent"
+        await tab.until(f"{shown}.includes('1.2x its peers')")
+        row = await tab.get("document.querySelector('#verdicts tbody').textContent")
+        assert "work_ms 120.0 against 100.0 (3 windows)" in row
+        assert await tab.get("document.querySelectorAll('#verdicts img').length") == 0
+        await tab.until("document.querySelector('#jobs .cell[data-node=n2]').matches('.judged')")
+        assert tab.complaints == []
+
+    watch(story)
+
+
+def window(node: str, incarnation: Incarnation, step: int) -> Vitals:
+    """What a node measured."""
+    return Vitals(
+        node=NodeId(node),
+        incarnation=incarnation,
+        job=JOB,
+        slot=Slot(int(node[1])),
+        role=Role("only"),
+        epoch=Epoch(1),
+        window=step,
+        started_at_ms=step * 1000,
+        ended_at_ms=step * 1000 + 900,
+        last_step=step,
+        loss=3.0 / step,
+        metrics={STEP_MS: Metric(count=10, mean=90.0, p50=90.0, p95=99.0)},
+    )
+
+
+def test_a_page_whose_server_ends_comes_back_by_itself(watch: Watch) -> None:
+    """It says that it reconnects; once somebody serves again it shows what happened meanwhile."""
+
+    async def story(fleet: Fleet, browser: Browser, unused: Address) -> None:
+        assert unused
+        async with serving(fleet.log, Address("127.0.0.1", 0)) as mine:
+            tab, _ = await launched(fleet, browser, mine)
+            await tab.get("window.sameDocument = true")
+        await tab.until("document.querySelector('#link').textContent === 'reconnecting'")
+        await fleet.act(e.DecisionsPaused(by="ada"))
+        async with serving(fleet.log, mine):
+            await tab.until("document.querySelector('#link').textContent === 'live'")
+            await tab.until("document.querySelector('#alerts').textContent.includes('by ada')")
+            assert await tab.get("window.sameDocument")
+            assert await tab.get(CELLS) == "n0,n1,n2"
 
     watch(story)
