@@ -38,6 +38,14 @@ CHUNK: Final = struct.Struct(f"<QQ{SEAL_BYTES}s")
 _FRAME: Final = struct.Struct("<4sBQ")
 
 
+def local_name(host: str, port: int) -> str:
+    """Where a source at this address also listens for joiners on its own machine.
+
+    A name in the kernel's abstract space: no file, and only seen within one network namespace.
+    """
+    return f"\0changeover-state/{host}:{port}"
+
+
 class Channel:
     """One connection: frames for the conversation, raw spans of memory for the chunks.
 
@@ -50,7 +58,8 @@ class Channel:
         self._sock = sock
         self._closing = threading.Lock()
         sock.settimeout(None)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.set_stall(stall_s)
 
     def set_stall(self, stall_s: float) -> None:

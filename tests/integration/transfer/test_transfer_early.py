@@ -47,10 +47,12 @@ def source(server: TransferServer, number: int) -> Source:
     return Source(*server.address, Party(f"n{number}", 1))
 
 
-def begun(servers: list[TransferServer], first: int = 0) -> tuple[Fetching, list[Source]]:
+def begun(
+    servers: list[TransferServer], first: int = 0, transition: int = 7
+) -> tuple[Fetching, list[Source]]:
     """A transfer that has asked all, each of which has somebody waiting."""
     sources = [source(server, number) for number, server in enumerate(servers, first)]
-    fetching = Fetching(Claim(SECRET, "job", 7, JOINER), StateImage.allocate, LIMITS)
+    fetching = Fetching(Claim(SECRET, "job", transition, JOINER), StateImage.allocate, LIMITS)
     fetching.ask(sources)
     ends_at = time.monotonic() + 5
     while not all(server.callers for server in servers):
@@ -98,7 +100,7 @@ def test_a_source_that_went_away_meanwhile_is_asked_anew(servers: list[TransferS
     assert report.image.digest() == image().digest()
     assert told["n1"] == "complete"
 
-    alone, sources = begun(servers[1:2], 1)
+    alone, sources = begun(servers[1:2], 1, 8)
     servers[1].close()
     alone.settle(sources)
     with pytest.raises(TransferFailed, match="n1"):
@@ -112,7 +114,7 @@ def test_a_transfer_that_is_given_up_lets_everybody_go(servers: list[TransferSer
     fetching.cancel()
 
     assert time.monotonic() - began_s < 1.0
-    again, sources = begun(servers)
+    again, sources = begun(servers, transition=8)
     abort = threading.Event()
     abort.set()
     again.settle(sources)
