@@ -7,6 +7,7 @@ machine's one clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import fsum, sqrt
 from pathlib import Path
 from typing import Final
 
@@ -90,6 +91,30 @@ def ordinary_ms(steps: Sequence[JobStep]) -> float | None:
     """The median time from one step to the next, in ms."""
     gaps = [step.gap_ms for step in steps if step.gap_ms is not None]
     return median(gaps) if gaps else None
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """How steps followed each other for a while: mean in ms, variation relative to it."""
+
+    steps: int
+    mean_ms: float
+    variation: float
+
+
+def pace(steps: Sequence[JobStep], from_ms: float, to_ms: float) -> Pace | None:
+    """The pace of the steps committed between two instants; None with fewer than three.
+
+    The longest in fifty is left out, so that a pause at a boundary does not count as variation.
+    """
+    gaps = sorted(
+        step.gap_ms for step in steps if step.gap_ms is not None and from_ms <= step.at_ms < to_ms
+    )
+    kept = gaps[: len(gaps) - len(gaps) // 50]
+    if len(kept) < 3:
+        return None
+    mean_ms = fsum(kept) / len(kept)
+    variance = fsum((gap - mean_ms) ** 2 for gap in kept) / len(kept)
+    return Pace(steps=len(kept), mean_ms=mean_ms, variation=sqrt(variance) / mean_ms)
 
 
 def gap_ms(steps: Sequence[JobStep], resumed: int) -> float | None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from controlplane.demo.outcome import IncidentOutcome, Outcome
+from controlplane.demo.outcome import IncidentOutcome, Outcome, PaceOutcome
 from statemachine.incidents import PHASES
 
 PHASE_WORDS: Final[Mapping[str, str]] = {
@@ -61,6 +61,9 @@ def show(outcome: Outcome, console: Console) -> None:
             "downtime: kill: until the first step at full size; grey: pause beyond an ordinary "
             "step.[/dim]"
         )
+    for incident in outcome.incidents:
+        if incident.pace is not None:
+            console.print(_pace_words(incident.node, incident.pace))
     if outcome.claims:
         console.print(_proof(outcome))
         console.print(_ordinary(outcome))
@@ -87,6 +90,19 @@ def _incidents(outcome: Outcome) -> Table:
         table.add_row("torchrun restart", *cells, "same model, same machine, same run of the demo")
         table.add_row("", *[ratio(outcome, each) for each in outcome.incidents], "")
     return table
+
+
+def _pace_words(node: str, found: PaceOutcome) -> str:
+    """Steps before, while and after a node was grey, beside what Guard published of itself."""
+    said = [
+        f"{name} {milliseconds(part.mean_ms)} +-{part.variation:.0%}"
+        for name, part in (("before", found.before), ("grey", found.during), ("after", found.after))
+    ]
+    return (
+        f"steps around {escape(node)}: {', '.join(said)}; {found.slowed:.2f}x slower and "
+        f"{found.calmed:.1f}x as uneven while it was grey "
+        f"(Guard, published: {found.guard_slowed:g}x, {found.guard_calmed:g}x)"
+    )
 
 
 def _more_phases(outcome: Outcome) -> list[str]:
