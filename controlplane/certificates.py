@@ -50,11 +50,15 @@ class Authority:
         self._days = days
 
     def make(self, users: Iterable[User], hosts: Sequence[str] = LOOPBACK) -> tuple[str, ...]:
-        """Make what is not there: authority, server, root and users; return the files made."""
+        """Make what is not there: authority, server, root and users; return the files made.
+
+        Raises BadAccess for a host that is none, before anything is made.
+        """
+        names = [_general_name(host) for host in hosts]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             made = self._make_authority()
-            made += self._sign("server", "", hosts)
+            made += self._sign("server", "", names)
             for file, name in ((ROOT, ROOT), *((user.file, user.name) for user in users)):
                 made += self._sign(file, name)
         except OSError as error:
@@ -81,7 +85,9 @@ class Authority:
         )
         return self._write("ca", key, certificate)
 
-    def _sign(self, file: str, common_name: str, hosts: Sequence[str] = ()) -> tuple[str, ...]:
+    def _sign(
+        self, file: str, common_name: str, hosts: Sequence[x509.GeneralName] = ()
+    ) -> tuple[str, ...]:
         """Make a certificate, for a user or, with hosts, for a server."""
         if (self._folder / f"{file}.pem").exists():
             return ()
@@ -104,8 +110,7 @@ class Authority:
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         )
         if hosts:
-            names = [_general_name(host) for host in hosts]
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         return self._write(file, key, builder.sign(ca_key, hashes.SHA256()))
 
     def _builder(self, name: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

@@ -18,6 +18,12 @@ from controlplane.eventlog.etcd_auth import Rights
 from controlplane.eventlog.etcd_url import TlsFiles
 
 
+def check_speaks_tls(url: str) -> None:
+    """Refuse an etcd that cannot know anybody. Raises BadConfig."""
+    if not url.startswith("https://"):
+        raise BadConfig("--etcd", url, "must be https://...: etcd knows users by certificates")
+
+
 async def check_asks(url: str, ca: str, server_name: str = "") -> None:
     """Make sure that an etcd turns away whoever shows no certificate.
 
@@ -25,8 +31,7 @@ async def check_asks(url: str, ca: str, server_name: str = "") -> None:
         BadConfig: it does not; the message says how to start it.
         ValueError: a file cannot be read.
     """
-    if not url.startswith("https://"):
-        raise BadConfig("--etcd", url, "must be https://...: etcd knows users by certificates")
+    check_speaks_tls(url)
     with suppress(StoreUnavailable, PermissionDenied):
         store = await open_store(url, TlsFiles(ca=ca, server_name=server_name))
         await store.aclose()

@@ -59,6 +59,10 @@ def init(
     from controlplane.certificates import LOOPBACK, Authority
 
     users = users_of(settings.fleet, nodes)
+    if applied:
+        from controlplane.granting import check_speaks_tls
+
+        check_speaks_tls(settings.etcd)
     names = tuple(dict.fromkeys((*LOOPBACK, *hosts)))
     made = Authority(folder, days).make(users, names)
     commands = commands_of(users)
