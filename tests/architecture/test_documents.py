@@ -86,6 +86,26 @@ def test_every_path_that_a_document_names_exists(root: Path, documents: dict[Pat
     assert missing == set()
 
 
+def test_every_test_that_a_document_names_exists(
+    root: Path, documents: dict[Path, str], files: list[Path]
+) -> None:
+    """A promise that names its proof is one only as long as the proof is there."""
+    tests = "\n".join(
+        (root / path).read_text(encoding="utf-8")
+        for path in files
+        if path.suffix == ".py" and path.parts[0] == "tests"
+    )
+    known = set(re.findall(r"def (test_\w+)\(", tests))
+    named = {
+        (path, name)
+        for path, text in documents.items()
+        for name in re.findall(r"`(test_\w+)`", text)
+    }
+
+    assert named
+    assert {f"{path}: {name}" for path, name in named if name not in known} == set()
+
+
 def test_every_target_is_documented(root: Path) -> None:
     """Each phony target of the Makefile has its line in `make help`."""
     text = (root / "Makefile").read_text(encoding="utf-8")
