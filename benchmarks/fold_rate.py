@@ -274,7 +274,7 @@ def main() -> None:
     """Print rates and memory."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=8192 + STANDBYS)
-    parser.add_argument("--losses", type=int, default=2, help="losses in the log of the rate")
+    parser.add_argument("--losses", type=int, default=4, help="losses in the log of the rate")
     parser.add_argument("--history", type=int, default=1_000_000, help="events; 0: no history")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")

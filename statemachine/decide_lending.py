@@ -8,6 +8,8 @@ it joins which jobs it can serve. Nobody is taken who is needed where it is, and
 takes; among several the choice is a minimum over a literal key.
 """
 
+from typing import Final
+
 from statemachine import events as e
 from statemachine.decision import Decision
 from statemachine.ids import JobId, NodeId
@@ -30,10 +32,11 @@ def lend_standbys(state: FleetState, now_ms: int, policy: Policy) -> Decision | 
         own = sum(1 for node in free if node.job == job.job and _is_of_use(node))
         if own + _on_their_way(state, job, now_ms, policy) >= wanted:
             continue
-        donors = [node for node in free if _may_lend(state, job, node)]
-        if not donors:
-            continue
-        return _assign(state, job, min(donors, key=lambda node: _key(state, free, node)))
+        keys = [(_key(state, free, node), node) for node in free if _may_lend(state, job, node)]
+        if job.launched and not len(job.vacant):  # a shrunk job trains: it takes what is left over
+            keys = [(key, node) for key, node in keys if key[0] < _LAST]
+        if keys:
+            return _assign(state, job, min(keys, key=lambda found: found[0])[1])
     return None
 
 
@@ -41,13 +44,13 @@ def _slots_to_fill(job: Job) -> int:
     """How many slots nobody holds, nor is about to take."""
     if not job.launched:
         return job.layout.slot_count if job.pending is None else 0
-    if not len(job.vacant):
-        return 0
     pending = job.pending
+    if not len(job.vacant):
+        return len(job.idle) if pending is None and not len(job.finished_nodes) else 0
     if pending is None:
         return len(job.vacant)
     if pending.phase is Phase.COMMITTED:
-        return 0
+        return len(job.vacant) if pending.gone else 0
     covered = {c.slot for c in pending.plan.changes} | {d.slot for d in pending.plan.drops}
     return sum(1 for slot in job.vacant if slot not in covered)
 
@@ -73,6 +76,10 @@ def _may_lend(state: FleetState, job: Job, node: Node) -> bool:
     return home.launched and not len(home.vacant) and not is_engaged(home, node)
 
 
+_LAST: Final = 2
+"""Rank of a node that is one of the standbys that its own job asked for."""
+
+
 def _key(state: FleetState, free: list[Node], node: Node) -> tuple[int, int, int, NodeId]:
     """Whose job is over first; then who is beyond the standbys that its job asked for; the less it
     has rehearsed and been used, the less is lost; by id.
@@ -81,14 +88,16 @@ def _key(state: FleetState, free: list[Node], node: Node) -> tuple[int, int, int
     rank = 0
     if home is not None and not home.finished:
         stands_by = sum(1 for other in free if other.job == home.job and _is_of_use(other))
-        rank = 1 if stands_by > home.declared.standbys else 2
+        rank = 1 if stands_by > home.declared.standbys else _LAST
     return rank, len(node.rehearsals), node.promotions, node.node
 
 
 def _assign(state: FleetState, job: Job, node: Node) -> Decision:
     home = state.jobs.get(node.job)
     of = f"{node.job or 'no job'}{', which is over' if home is not None and home.finished else ''}"
-    why = "a slot of it is vacant" if job.launched else "it has too few nodes for its launch"
+    why = "a slot of it is vacant" if len(job.vacant) else "it runs without some replicas"
+    if not job.launched:
+        why = "it has too few nodes for its launch"
     reason = f"{job.job} takes {node.node} of {of}: {why}, and no node of its own is free"
     event = e.NodeAssigned(
         node=node.node,

@@ -117,9 +117,11 @@ def not_lent(state: FleetState, name: NodeId) -> FleetState:
 
 
 def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
-    """A training process is ready; what an earlier process rehearsed counts no more."""
+    """A training process is ready; what an earlier process rehearsed counts no more. A life serves
+    the job that it began with, unless it is assigned to another: it may hold a slot of it.
+    """
     before = state.current(event.node, event.incarnation)
-    if before is None:
+    if before is None or before.job not in ("", event.job):
         return state
     state = not_lent(state, event.node)
     stale = before.rehearsals and tuple(

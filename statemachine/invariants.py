@@ -18,7 +18,7 @@ from msgspec import Struct
 from statemachine import events as e
 from statemachine.errors import InvariantBroken
 from statemachine.evolve import evolve
-from statemachine.ids import NodeId
+from statemachine.ids import JobId, NodeId
 from statemachine.indexes import (
     ACCUSED,
     AWAY_STATES,
@@ -103,7 +103,8 @@ def _slots(state: FleetState) -> Found:
             if holder in held and slot not in job.vacant:
                 yield 1, f"{holder} holds {held[holder]} and {place}"
             node = state.nodes.get(holder)
-            if node is not None and node.slot == slot and node.state not in AWAY_STATES:
+            holds = node is not None and (node.job, node.slot) == (name, slot)
+            if holds and node is not None and node.state not in AWAY_STATES:
                 held[holder] = place
                 if slot in job.vacant:
                     yield 2, f"{place} is vacant, but {holder} lives and holds it"
@@ -186,15 +187,17 @@ def _pending(state: FleetState, job: Job, pending: Transition) -> Found:
     lives |= {giver.node: giver.incarnation for giver in plan.givers}
     for name in sorted(pending.members):
         node = state.nodes.get(name)
-        if (name in pending.gone) != _is_gone(node, lives.get(name)):
+        if (name in pending.gone) != _is_gone(node, lives.get(name), job.job):
             known = "is said to be gone" if name in pending.gone else "is not known to be gone"
             yield 4, f"{name} of {at} {known}, and is {node.state if node else 'unknown'}"
 
 
-def _is_gone(node: Node | None, incarnation: int | None) -> bool:
+def _is_gone(node: Node | None, incarnation: int | None, job: JobId) -> bool:
     if node is None or node.state in AWAY_STATES:
         return True
-    return node.slot < 0 if incarnation is None else node.incarnation != incarnation
+    if incarnation is None:  # a member that stays: whoever is called so now may serve another job
+        return node.slot < 0 or node.job != job
+    return node.incarnation != incarnation
 
 
 class CheckedFold:

@@ -50,12 +50,16 @@ _ROUNDS: Final = ("solo", "reference", "pair", "third")
 class Fleet:
     """The fold, the log and the clock. `pick` chooses one of several."""
 
+    serves: tuple[JobId, ...] = ()
+
     def __init__(self, pick: Pick) -> None:
         self.pick = pick
         self.fold = CheckedFold()
         self.log: list[e.Recorded] = []
         self.facts: list[e.AnyEvent] = []
         self.now_ms = BEGIN_MS
+        self.about = JOB
+        """The job that things are said of."""
         self.say(e.JobDeclared(job=JOB, axes={"dp": SLOTS}, standbys=1))
 
     @property
@@ -65,8 +69,8 @@ class Fleet:
 
     @property
     def job(self) -> Job:
-        """The only job."""
-        return self.state.jobs[JOB]
+        """The job that things are said of."""
+        return self.state.jobs[self.about]
 
     def say(self, *events: e.AnyEvent) -> None:
         """State facts, then decide until nothing follows."""
@@ -115,7 +119,12 @@ class Fleet:
         labels = {"fabric": self.pick(("a", "b"))}
         self.say(
             e.NodeJoined(
-                node=node, incarnation=Incarnation(life), host="h", probe_port=9, labels=labels
+                node=node,
+                incarnation=Incarnation(life),
+                host="h",
+                probe_port=9,
+                labels=labels,
+                serves=self.serves,
             )
         )
 
@@ -124,7 +133,13 @@ class Fleet:
         digest = self.pick(("code", "code", "other"))
         self.say(
             e.WorkerReady(
-                **self.who(), job=JOB, host="h", port=1, transfer_port=2, pid=3, digest=digest
+                **self.who(),
+                job=self.about,
+                host="h",
+                port=1,
+                transfer_port=2,
+                pid=3,
+                digest=digest,
             )
         )
 
@@ -138,13 +153,13 @@ class Fleet:
             "epoch": self.job.epoch,
         }
         said: tuple[e.AnyEvent, ...] = (
-            e.WorkerExited(**who, job=JOB, reason="it ended"),
+            e.WorkerExited(**who, job=self.about, reason="it ended"),
             e.LeaseExpired(**who),
             e.NodeLeft(**who),
-            e.PeerReset(**who, **about, job=JOB, group=GroupName("dp[0]")),
-            e.PeerWaited(**who, **about, job=JOB, waited_ms=1.0, silent_ms=1.0),
-            e.PeerWaited(**who, **about, job=JOB, waited_ms=1.0, silent_ms=0.0),
-            e.GroupBroken(**who, job=JOB, epoch=self.job.epoch, cause="timed out"),
+            e.PeerReset(**who, **about, job=self.about, group=GroupName("dp[0]")),
+            e.PeerWaited(**who, **about, job=self.about, waited_ms=1.0, silent_ms=1.0),
+            e.PeerWaited(**who, **about, job=self.about, waited_ms=1.0, silent_ms=0.0),
+            e.GroupBroken(**who, job=self.about, epoch=self.job.epoch, cause="timed out"),
         )
         self.say(self.pick(said))
 
@@ -155,7 +170,7 @@ class Fleet:
         for by, of in ((one, other), (other, one)):
             reset = e.PeerReset(
                 **by,
-                job=JOB,
+                job=self.about,
                 epoch=Epoch(1),
                 peer=of["node"],
                 peer_incarnation=of["incarnation"],
@@ -176,7 +191,7 @@ class Fleet:
         self.say(
             e.TransitionPrepared(
                 **self.who(),
-                job=JOB,
+                job=self.about,
                 transition=self.transition(),
                 report=self.pick((report, report, None)),
             )
@@ -195,7 +210,7 @@ class Fleet:
         pending = self.job.pending
         if pending is None or pending.phase is Phase.COMMITTED:
             return e.TransitionApplied(
-                job=JOB,
+                job=self.about,
                 transition=self.job.last_transition,
                 epoch=self.job.epoch,
                 node=node,
@@ -205,7 +220,7 @@ class Fleet:
         joins = any(change.joiner == node for change in pending.plan.changes)
         fresh = joins or pending.plan.motive is e.Motive.LAUNCH
         return e.TransitionPrepared(
-            job=JOB,
+            job=self.about,
             transition=pending.plan.transition,
             node=node,
             incarnation=incarnation,
@@ -217,7 +232,11 @@ class Fleet:
         blames = self.pick((*NODES, NodeId("")))
         self.say(
             e.TransitionRefused(
-                **self.who(), job=JOB, transition=self.transition(), reason="no", blames=blames
+                **self.who(),
+                job=self.about,
+                transition=self.transition(),
+                reason="no",
+                blames=blames,
             )
         )
 
@@ -225,7 +244,11 @@ class Fleet:
         """Somebody reports from inside, rightly or not."""
         self.say(
             e.TransitionApplied(
-                **self.who(), job=JOB, transition=self.transition(), epoch=self.job.epoch, step=6
+                **self.who(),
+                job=self.about,
+                transition=self.transition(),
+                epoch=self.job.epoch,
+                step=6,
             )
         )
 
@@ -235,14 +258,14 @@ class Fleet:
         digest = self.pick(("code", "code", "other"))
         passed = e.WarmupPassed(
             **who,
-            job=JOB,
+            job=self.about,
             role=role,
             digest=digest,
             first_step_ms=1.0,
             steady_step_ms=1.0,
             took_ms=1.0,
         )
-        failed = e.WarmupFailed(**who, job=JOB, role=role, reason="NaN")
+        failed = e.WarmupFailed(**who, job=self.about, role=role, reason="NaN")
         self.say(self.pick((passed, passed, failed)))
 
     def all_rehearse(self) -> None:
@@ -308,7 +331,7 @@ class Fleet:
 
     def finished(self) -> None:
         """A training process claims to have committed the last step."""
-        self.say(e.WorkerFinished(**self.who(), job=JOB, step=9))
+        self.say(e.WorkerFinished(**self.who(), job=self.about, step=9))
 
     def again(self) -> None:
         """Any fact that was ever stated is stated again, but no birth: the store numbers lives."""
@@ -339,14 +362,24 @@ class Fleet:
                 return
             for name in NODES:
                 self._bring_up(name)
-            self.members_answer()
+            self._all_answer()
             self.all_rehearse()
             self._finish_sweeps()
             due_ms = next_deadline(self.state, self.now_ms, self.state.policy)
-            if self.job.pending is None and due_ms is not None:
+            if not self._is_pending() and due_ms is not None:
                 self.now_ms = due_ms
             self.say()
         raise AssertionError(f"not at work after {rounds} rounds")
+
+    def _is_pending(self) -> bool:
+        return any(job.pending is not None for job in self.state.jobs.values())
+
+    def home(self, name: NodeId) -> JobId:
+        """The job whose training process a node starts by itself."""
+        return self.about
+
+    def _all_answer(self) -> None:
+        self.members_answer()
 
     def _give_back(self) -> None:
         """Nothing is forbidden any more, and nobody is accused of being slow."""
@@ -367,14 +400,18 @@ class Fleet:
         record = self.state.nodes.get(name)
         if record is None or record.state in (NodeState.LOST, NodeState.GONE):
             life = Incarnation((record.incarnation if record is not None else 0) + 1)
-            self.say(e.NodeJoined(node=name, incarnation=life, host="h", probe_port=9))
+            self.say(
+                e.NodeJoined(
+                    node=name, incarnation=life, host="h", probe_port=9, serves=self.serves
+                )
+            )
         record = self.state.nodes[name]
         if record.worker is None and self.state.current(name, record.incarnation) is not None:
             self.say(
                 e.WorkerReady(
                     node=name,
                     incarnation=record.incarnation,
-                    job=JOB,
+                    job=record.job or self.home(name),
                     host="h",
                     port=1,
                     transfer_port=2,
