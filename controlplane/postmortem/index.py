@@ -157,6 +157,7 @@ def make_index(
                 while chunk := images.read(1 << 20):
                     sink.write(chunk)
                 sink.flush()
+                partial.chmod(0o644)
                 partial.replace(target)
             except BaseException:
                 partial.unlink(missing_ok=True)
