@@ -75,10 +75,10 @@ def test_every_kind_of_plug_in_is_found_by_its_name(tmp_path: Path) -> None:
     )
 
     assert found.rule is not None
-    assert found.rule.__name__ == "rest"  # type: ignore[attr-defined]
-    assert [f.__name__ for f in found.detectors] == ["judge"]  # type: ignore[attr-defined]
-    assert [f.__name__ for f in found.sources] == ["measure"]  # type: ignore[attr-defined]
-    assert [f.__name__ for f in found.listeners] == ["hear"]  # type: ignore[attr-defined]
+    assert found.rule.__name__ == "rest"
+    assert [f.__name__ for f in found.detectors] == ["judge"]
+    assert [f.__name__ for f in found.sources] == ["measure"]
+    assert [f.__name__ for f in found.listeners] == ["hear"]
 
 
 def test_a_scheduler_of_ones_own_is_found_and_given_its_table(tmp_path: Path) -> None:
