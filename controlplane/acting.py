@@ -35,6 +35,8 @@ class Acted(Struct, frozen=True, kw_only=True):
     position: Position | None
     state: FleetState
     followed: tuple[e.Recorded, ...] = ()
+    waits: str = ""
+    """What the act waits for, if it does."""
 
     def as_values(self) -> dict[str, Any]:
         """For `--json`."""
@@ -42,6 +44,7 @@ class Acted(Struct, frozen=True, kw_only=True):
             "act": self.act,
             "position": self.position,
             "followed": [type(entry.event).__name__ for entry in self.followed],
+            "waits": self.waits or None,
         }
 
 
@@ -63,6 +66,23 @@ async def act(log: EventLog, name: str, event: e.AnyEvent, now_ms: int) -> Acted
     with anyio.move_on_after(ANSWER_S):
         return await _answered(log, state, writer, event)
     return Acted(act=kind, position=None, state=state)
+
+
+def waits_for(state: FleetState, event: e.AnyEvent) -> str:
+    """Why a node that is wanted out keeps its slot; empty if it does not, or is on its way."""
+    if not isinstance(event, (e.DrainRequested, e.SwitchoverRequested, e.QuarantineRequested)):
+        return ""
+    node = state.nodes.get(event.node)
+    job = state.jobs.get(node.job) if node is not None else None
+    if node is None or job is None or not node.wanted_out or node.slot < 0:
+        return ""
+    if job.pending is not None:
+        leaves = any(change.leaver == node.node for change in job.pending.plan.changes)
+        return "" if leaves else f"transition {job.pending.plan.transition} is under way"
+    return (
+        f"{node.node} keeps slot {node.slot} of {job.job} until somebody can take it; "
+        f"{len(state.pool)} nodes are in the pool, see 'changeover nodes'"
+    )
 
 
 def known_node(state: FleetState, node: str, fleet: str) -> NodeId:
@@ -97,6 +117,7 @@ async def _answered(log: EventLog, state: FleetState, writer: str, event: e.AnyE
                     position=position,
                     state=state,
                     followed=tuple(followed),
+                    waits=waits_for(state, event),
                 )
 
 
@@ -118,6 +139,8 @@ class Foreseen(Struct, frozen=True, kw_only=True):
     """The reason, if it would be refused."""
     follows: tuple[e.Recorded, ...]
     policy_version: int
+    waits: str = ""
+    """What it would wait for, if it would."""
 
     def as_values(self) -> dict[str, Any]:
         """For `--json`."""
@@ -125,6 +148,7 @@ class Foreseen(Struct, frozen=True, kw_only=True):
             "act": self.act,
             "dry_run": True,
             "refused": self.refused or None,
+            "waits": self.waits or None,
             "policy_version": self.policy_version,
             "follows": [
                 {
@@ -142,7 +166,8 @@ class Foreseen(Struct, frozen=True, kw_only=True):
         if self.refused:
             return [f"{words} would be refused: {self.refused}"]
         if not self.follows:
-            return [f"{words} would be recorded; nothing would follow at once"]
+            why = f": {self.waits}" if self.waits else ""
+            return [f"{words} would be recorded; nothing would follow at once{why}"]
         told = [f"{words} would be recorded, and then (policy {self.policy_version}):"]
         for entry in self.follows:
             told.append(f"  {type(entry.event).__name__} {words_of(entry.event)}")
@@ -176,5 +201,6 @@ async def foresee(log: EventLog, name: str, event: e.AnyEvent, now_ms: int) -> F
         act=type(event).__name__,
         refused=mine[0] if mine else "",
         follows=settled.recorded,
+        waits=waits_for(settled.state, event),
         policy_version=settled.state.policy_version,
     )

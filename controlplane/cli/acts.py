@@ -83,6 +83,8 @@ def perform(
         print(f"{words}: noted; no controller leads fleet {settings.fleet}, so it waits for one")
     else:
         print(f"{words}: at position {acted.position} of the log")
+        if acted.waits:
+            print(f"  it waits: {acted.waits}")
 
 
 @click.command(

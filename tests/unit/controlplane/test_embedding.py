@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
+from controlplane.acting import foresee
 from controlplane.config import Settings
 from controlplane.embedding import ControlPlane, Decided, Plugins, control_plane, memory_log
 from controlplane.errors import ActRefusedError, BadConfig, NoSuchNode
@@ -133,6 +134,49 @@ async def test_decisions_come_with_their_reason_and_what_they_stated() -> None:
     assert last.reason.startswith("launch: 2 nodes are ready for 2 slots")
     assert last.decided_from == last.first - 1
     assert last.controller == "embedded"
+
+
+async def test_an_act_that_must_wait_says_for_what() -> None:
+    """The last node of a job without a standby keeps its slot until somebody can take it."""
+    log = memory_log("lab")
+    with anyio.fail_after(PATIENCE_S):
+        async with control_plane(log=log) as plane:
+            await plane.until_leading()
+            await plane.act("ada", e.JobDeclared(job=JOB, axes={"dp": 1}))
+            session = await join(log, "n0")
+            plan = await until(plane, e.TransitionPlanned)
+            assert isinstance(plan, e.TransitionPlanned)
+            await session.submit(
+                e.TransitionPrepared(
+                    job=JOB,
+                    transition=plan.transition,
+                    node=NodeId("n0"),
+                    incarnation=session.incarnation,
+                    report=e.Report(has_state=False),
+                ),
+                0,
+            )
+            await until(plane, e.TransitionCommitted)
+            await session.submit(
+                e.TransitionApplied(
+                    job=JOB,
+                    transition=plan.transition,
+                    epoch=Epoch(1),
+                    node=NodeId("n0"),
+                    incarnation=session.incarnation,
+                    step=0,
+                ),
+                0,
+            )
+            await until(plane, e.TransitionFinished)
+            foreseen = await foresee(log, "ada", e.DrainRequested(node=NodeId("n0"), by="ada"), 0)
+            acted = await plane.act("ada", e.DrainRequested(node=NodeId("n0"), by="ada"))
+
+    assert (
+        "n0 keeps slot 0 of job until somebody can take it; 0 nodes are in the pool" in acted.waits
+    )
+    assert foreseen.waits == acted.waits
+    assert "nothing would follow at once: n0 keeps slot 0" in foreseen.lines("drain of n0")[0]
 
 
 def keep_out_n1(state: FleetState, _: int, __: Policy) -> Decision | None:
