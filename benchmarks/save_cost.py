@@ -25,9 +25,9 @@ from torch import nn
 from statemachine.ids import Incarnation, NodeId, Slot
 from statemachine.layout import Layout
 from statemachine.topology import Holder
-from worker.checkpoints import Checkpoints, Saved
 from worker.copies import MEMORY, Copies
 from worker.state import TrainingState
+from worker.state.checkpoints import Checkpoints, Saved
 
 LAYOUT = Layout.of({"pp": 2, "dp": 1})
 

@@ -9,7 +9,8 @@ takes the slot without a rehearsal.
 Warm is from the plan to the end of the joiner's first committed step. Cold is from the start of the
 process to the same point. Both say where the time went. A GPU adds its context and its kernels to
 ``build`` and ``prime``; on a CPU the allocator's share is within them. With --compile every stage
-is compiled by torch, into a cache that is empty at the beginning and shared by all processes.
+is compiled by torch. Members and standbys share a cache of compiled code; a cold process has an
+empty one of its own, as on a machine that never ran the job.
 
 The last lines measure what a warm-up beside the run costs the run: the step time while a machine
 joins, primes and rehearses all roles, beside the step time before.
@@ -59,6 +60,8 @@ class Spawner:
         """Start a process; named as the zygote's method."""
         path = f"{ROOT}{os.pathsep}{EXAMPLES}"
         told = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CHANGEOVER_AGENT_FD": str(fd)}
+        cache = log.with_suffix(".cache") if log.name.startswith("c-") else log.parent / "cache"
+        told |= {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         with log.open("ab") as output:
             child = subprocess.Popen(
                 [sys.executable, str(script), *arguments],
@@ -168,7 +171,9 @@ async def run(extra: list[str], folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     try:
         fleet.say(fleet.declared)
-        for index in range(6):
+        await fleet.start("n0")
+        await fleet.until("one is ready", lambda: bool(fleet.events(e.WorkerReady)), PATIENCE_S)
+        for index in range(1, 6):  # they find the code of the first in the cache
             await fleet.start(f"n{index}")
         await fleet.until("launched", fleet.idle, PATIENCE_S)
         recorded = fleet.events
@@ -225,7 +230,6 @@ def main() -> None:
     extra = ["--width", str(asked.width), "--slow-ms", str(asked.slow_ms)]
     extra += ["--compile"] if asked.compile else []
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
         found = asyncio.run(run(extra, Path(folder)))
     found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
     if asked.json:

@@ -26,8 +26,8 @@ from typing import Final
 from statemachine.ids import Slot
 from statemachine.layout import Layout
 from statemachine.topology import Holder
-from worker.checkpoints import CheckpointDamaged, cut_of
 from worker.state import TrainingState
+from worker.state.checkpoints import CheckpointDamaged, cut_of
 from worker.transfer import ImageHeader, ImageRefused, StateImage, TransferError
 from worker.transfer.image import TensorView
 

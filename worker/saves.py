@@ -21,7 +21,7 @@ from worker.roles import Roles
 from worker.seat import Seat
 
 if TYPE_CHECKING:
-    from worker.checkpoints import Checkpoints
+    from worker.state.checkpoints import Checkpoints
 
 log = logging.getLogger("worker.saves")
 
@@ -76,7 +76,7 @@ def saves_in(
         CheckpointUnusable: the folder cannot be written.
         ValueError: numbers that cannot be.
     """
-    from worker.checkpoints import Checkpoints, Saved
+    from worker.state.checkpoints import Checkpoints, Saved
 
     def told(saved: Saved) -> None:
         control.channel.send(
@@ -145,7 +145,7 @@ class _Both:
 
     def load(self, step: int) -> None:
         """Put a step back, from memory if it is there."""
-        from worker.checkpoints import CheckpointUnusable
+        from worker.state.checkpoints import CheckpointUnusable
 
         if self.copies is not None and self.copies.has(step):
             try:

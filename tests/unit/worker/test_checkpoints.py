@@ -11,7 +11,8 @@ from torch import nn
 
 from statemachine.ids import Slot
 from statemachine.layout import Layout
-from worker.checkpoints import (
+from worker.state import TrainingState
+from worker.state.checkpoints import (
     MANIFEST,
     CheckpointDamaged,
     CheckpointForeign,
@@ -19,7 +20,6 @@ from worker.checkpoints import (
     CheckpointUnusable,
     Saved,
 )
-from worker.state import TrainingState
 
 LAYOUT = Layout.of({"pp": 3, "dp": 2})
 EVERYBODY = {Slot(slot): None for slot in range(6)}

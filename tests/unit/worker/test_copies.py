@@ -11,9 +11,9 @@ from torch import nn
 from statemachine.ids import Incarnation, NodeId, Slot
 from statemachine.layout import Layout
 from statemachine.topology import Holder
-from worker.checkpoints import CheckpointDamaged
 from worker.copies import Copies
 from worker.state import TrainingState
+from worker.state.checkpoints import CheckpointDamaged
 from worker.transfer import ImageHeader, StateImage, TransferFailed
 
 LAYOUT = Layout.of({"pp": 3, "dp": 1})
