@@ -4,9 +4,11 @@ What belongs here: telling kinds of long work apart by what else the node and it
 the same window. Gauges of hardware explain, and may bear out; they never accuse by themselves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from statemachine.columns import Columns
+from statemachine.ids import NodeId
 from statemachine.vitals import (
     CPU_MS,
     CPU_PRESSURE,
@@ -17,8 +19,6 @@ from statemachine.vitals import (
     SM_CLOCK_MHZ,
     THROTTLED,
     WORK_MS,
-    Vitals,
-    median,
 )
 
 INPUT: Final = "input: it waits for data"
@@ -54,30 +54,31 @@ _MOSTLY: Final = 0.5
 """Share of the excess work that data or processor time must show to be called its cause."""
 
 
-def hardware_speaks(
-    vitals: Vitals, fit: Sequence[Vitals]
-) -> Iterator[tuple[str, float, float, float]]:
+def hardware_speaks(node: NodeId, columns: Columns) -> Iterator[tuple[str, float, float, float]]:
     """Yield (metric, own value, peers' median, score) of each gauge that is off on the bad side."""
     for gauge in _GAUGES:
-        beside = _beside(vitals, fit, gauge.metric)
+        beside = _beside(node, columns, gauge.metric)
         if beside is not None and _is_off(gauge, *beside):
             own, usual = beside
             yield gauge.metric, own, usual, abs(own - usual) / max(abs(usual), 1e-9)
 
 
-def cause_of(vitals: Vitals, fit: Sequence[Vitals]) -> str:
+def cause_of(node: NodeId, columns: Columns) -> str:
     """Say what long work of a node looks like."""
-    excess_ms = _excess(vitals, fit, WORK_MS)
-    if excess_ms > 0 and _excess(vitals, fit, DATA_MS) >= _MOSTLY * excess_ms:
+    excess_ms = _excess(node, columns, WORK_MS)
+    if excess_ms > 0 and _excess(node, columns, DATA_MS) >= _MOSTLY * excess_ms:
         return INPUT
     for gauge in _GAUGES:
-        beside = _beside(vitals, fit, gauge.metric)
+        beside = _beside(node, columns, gauge.metric)
         if beside is None or not _is_off(gauge, *beside):
             continue
-        if gauge.metric in (THROTTLED, SM_CLOCK_MHZ) and _excess(vitals, fit, GPU_TEMP_C) >= _HOT_C:
+        if (
+            gauge.metric in (THROTTLED, SM_CLOCK_MHZ)
+            and _excess(node, columns, GPU_TEMP_C) >= _HOT_C
+        ):
             return "compute: heat"
         return gauge.says
-    if excess_ms > 0 and _excess(vitals, fit, CPU_MS) >= _MOSTLY * excess_ms:
+    if excess_ms > 0 and _excess(node, columns, CPU_MS) >= _MOSTLY * excess_ms:
         return "compute: it computes longer"
     return COMPUTE
 
@@ -88,16 +89,10 @@ def _is_off(gauge: _Gauge, own: float, usual: float) -> bool:
     return own - usual >= gauge.excess
 
 
-def _beside(vitals: Vitals, fit: Sequence[Vitals], metric: str) -> tuple[float, float] | None:
-    own = vitals.measured(metric)
-    if own is None:
-        return None
-    others = [
-        read.mean for v in fit if v.node != vitals.node and (read := v.measured(metric)) is not None
-    ]
-    return (own.mean, median(others)) if len(others) > 1 else None
+def _beside(node: NodeId, columns: Columns, metric: str) -> tuple[float, float] | None:
+    return columns.of(metric).beside_peers(node, 2)
 
 
-def _excess(vitals: Vitals, fit: Sequence[Vitals], metric: str) -> float:
-    beside = _beside(vitals, fit, metric)
+def _excess(node: NodeId, columns: Columns, metric: str) -> float:
+    beside = _beside(node, columns, metric)
     return beside[0] - beside[1] if beside is not None else 0.0

@@ -14,8 +14,7 @@ fifth step, and needs more windows to tell it from a hiccup; links (`LINK`) are 
 see `pairs`.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import fsum, log, sqrt
 from typing import Final
@@ -23,6 +22,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from statemachine.attribution import cause_of, hardware_speaks
+from statemachine.columns import Column, Columns, Statistic, mean, p50
 from statemachine.detector_policy import DetectorPolicy
 from statemachine.ids import NodeId
 from statemachine.pairs import Pairs, pairs_of
@@ -33,14 +33,11 @@ from statemachine.vitals import (
     TRAINING,
     WAIT_MS,
     WORK_MS,
-    Metric,
     Vitals,
     median,
 )
 
 _LEAST_MS: Final = 1e-6  # peers whose clocks saw no processor time at all
-_MAD_TO_SIGMA: Final = 1.4826
-_SMALL_SAMPLE: Final = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129}
 _MEDIAN_VARIANCE: Final = 1.571  # pi / 2: variance of a median over that of a mean
 
 
@@ -136,83 +133,19 @@ def compare(
         few = f"{len(fit)} comparable, {policy.peers_min + 1} needed"
         left_out |= dict.fromkeys((v.node for v in fit), few)
         return Comparison(views=dict.fromkeys(Aspect, View()), left_out=left_out)
-    pairs = pairs_of(fit)
+    pairs, columns = pairs_of(fit), Columns(fit)
     return Comparison(
         views={
-            Aspect.STEADY: _work(fit, _p50, earlier_noise.get(Aspect.STEADY, ()), policy),
-            Aspect.WHOLE: _work(fit, _mean, earlier_noise.get(Aspect.WHOLE, ()), policy),
-            Aspect.LINK: _links(fit, pairs, earlier_noise.get(Aspect.LINK, ()), policy),
+            Aspect.STEADY: _work(columns, p50, earlier_noise.get(Aspect.STEADY, ()), policy),
+            Aspect.WHOLE: _work(columns, mean, earlier_noise.get(Aspect.WHOLE, ()), policy),
+            Aspect.LINK: _links(columns, pairs, earlier_noise.get(Aspect.LINK, ()), policy),
         },
         left_out=left_out,
         remarks=pairs.remarks(policy.link_watch_ratio),
     )
 
 
-# --- columns ----------------------------------------------------------------------------------
-
-
-def _p50(metric: Metric) -> float:
-    return metric.p50
-
-
-def _mean(metric: Metric) -> float:
-    return metric.mean
-
-
-class Column:
-    """One number of all compared nodes, and its median over the peers of any one of them."""
-
-    def __init__(self, values: Mapping[NodeId, float]) -> None:
-        self.values = values
-        self._ordered = sorted(values.values())
-        self.all_median = _middle(self._ordered)
-
-    @classmethod
-    def of(
-        cls, fit: Sequence[Vitals], metric: str, statistic: Callable[[Metric], float]
-    ) -> "Column":
-        """Take one statistic of one metric, where it was measured."""
-        return cls({v.node: statistic(read) for v in fit if (read := v.measured(metric))})
-
-    def peers_median(self, node: NodeId) -> float:
-        """The median of all but `node`; of all where that is the only one."""
-        ordered = self._ordered
-        if len(ordered) < 2:
-            return self.all_median
-        left_out = bisect_left(ordered, self.values[node])
-        upper = (len(ordered) - 1) // 2
-        high = ordered[upper + (upper >= left_out)]
-        if len(ordered) % 2 == 0:
-            return high
-        low = ordered[upper - 1 + (upper - 1 >= left_out)]
-        return (low + high) / 2
-
-    def beside_peers(self, node: NodeId, peers_min: int) -> tuple[float, float] | None:
-        """Return a node's value and its peers' median; None where too few measured it."""
-        own = self.values.get(node)
-        if own is None or len(self.values) <= peers_min:
-            return None
-        return own, self.peers_median(node)
-
-    def noise(self) -> float:
-        """Relative noise between nodes, robust against a few that are off."""
-        middle = max(self.all_median, _LEAST_MS)
-        values = [max(value, _LEAST_MS) for value in self._ordered]
-        return spread([log(value / middle) for value in values])
-
-
-def spread(deviations: Sequence[float]) -> float:
-    """Standard deviation around zero by the median of sizes, corrected for few of them."""
-    count = len(deviations)
-    size = _middle(sorted(map(abs, deviations)))
-    return _MAD_TO_SIGMA * _SMALL_SAMPLE.get(count, count / (count - 0.8)) * size
-
-
-def _middle(ordered: Sequence[float]) -> float:
-    count = len(ordered)
-    if not count:
-        return 0.0
-    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+# --- own work ---------------------------------------------------------------------------------
 
 
 def _sigma(noise: float, earlier: Sequence[float], count: int, floor: float) -> float:
@@ -221,13 +154,10 @@ def _sigma(noise: float, earlier: Sequence[float], count: int, floor: float) -> 
     return between_two * sqrt(1 + _MEDIAN_VARIANCE / (count - 1))
 
 
-# --- own work ---------------------------------------------------------------------------------
-
-
 class _Round(Struct, frozen=True, kw_only=True):
     """What the evidence about one node is told from."""
 
-    fit: Sequence[Vitals]
+    columns: Columns
     work: Column
     wait: Column
     cpu: Column
@@ -237,17 +167,20 @@ class _Round(Struct, frozen=True, kw_only=True):
 
 
 def _work(
-    fit: Sequence[Vitals],
-    statistic: Callable[[Metric], float],
-    earlier: Sequence[float],
-    policy: DetectorPolicy,
+    columns: Columns, statistic: Statistic, earlier: Sequence[float], policy: DetectorPolicy
 ) -> View:
-    columns = [Column.of(fit, name, statistic) for name in (WORK_MS, WAIT_MS, CPU_MS, STEP_MS)]
-    work, wait, cpu, step = columns
+    work = columns.of(WORK_MS, statistic)
     noise = work.noise()
-    sigma = _sigma(noise, earlier, len(fit), policy.noise_floor)
-    this = _Round(fit=fit, work=work, wait=wait, cpu=cpu, step=step, sigma=sigma, policy=policy)
-    evidence = {vitals.node: _evidence(vitals, this) for vitals in fit}
+    this = _Round(
+        columns=columns,
+        work=work,
+        wait=columns.of(WAIT_MS, statistic),
+        cpu=columns.of(CPU_MS, statistic),
+        step=columns.of(STEP_MS, statistic),
+        sigma=_sigma(noise, earlier, len(columns.fit), policy.noise_floor),
+        policy=policy,
+    )
+    evidence = {vitals.node: _evidence(vitals, this) for vitals in columns.fit}
     return View(evidence=evidence, middle=work.all_median, noise=noise)
 
 
@@ -271,7 +204,7 @@ def _evidence(vitals: Vitals, this: _Round) -> Evidence:
         effect=effect,
         accuses=enough and not contradicted,
         readings=(works, *others),
-        cause=cause_of(vitals, this.fit),
+        cause=cause_of(node, this.columns) if enough else "",
     )
 
 
@@ -297,7 +230,7 @@ def _witnesses(vitals: Vitals, works: Reading, this: _Round) -> tuple[list[Readi
         share = excess / (works.value / works.peers_median - 1)
         if share >= policy.cpu_share_min:
             spoke.append(_reading(CPU_MS, burns, share))
-    for metric, value, usual, score in hardware_speaks(vitals, this.fit):
+    for metric, value, usual, score in hardware_speaks(node, this.columns):
         spoke.append(_reading(metric, (value, usual), score))
     return spoke, contradicted
 
@@ -311,19 +244,20 @@ def _reading(metric: str, beside: tuple[float, float], score: float) -> Reading:
 
 
 def _links(
-    fit: Sequence[Vitals], pairs: Pairs, earlier: Sequence[float], policy: DetectorPolicy
+    columns: Columns, pairs: Pairs, earlier: Sequence[float], policy: DetectorPolicy
 ) -> View:
     """Compare what nodes' connections carry: a node is as fast as its fastest connection.
 
     Whoever waits least in a round waits for nobody, only for what it is sent: that is the share of
     a step that slow links make longer.
     """
+    fit = columns.fit
     rates = Column({v.node: rate for v in fit if (rate := pairs.best(v.node)) is not None})
     if len(rates.values) <= policy.peers_min:
         return View()
     noise = rates.noise()
     sigma = _sigma(noise, earlier, len(rates.values), policy.link_noise_floor)
-    waits, steps = Column.of(fit, WAIT_MS, _p50), Column.of(fit, STEP_MS, _p50)
+    waits, steps = columns.of(WAIT_MS, p50), columns.of(STEP_MS, p50)
     exchange_ms = min(waits.values.values(), default=0.0)
     share = min(1.0, exchange_ms / steps.all_median) if steps.all_median > 0 else 0.0
     evidence = {}

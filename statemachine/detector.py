@@ -30,7 +30,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rpds import HashTrieMap, HashTrieSet
 
-from statemachine.comparison import Aspect, Comparison, compare, spread
+from statemachine.columns import spread
+from statemachine.comparison import Aspect, Comparison, compare
 from statemachine.detector_policy import DetectorPolicy
 from statemachine.events import VerdictIssued
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role

@@ -13,6 +13,7 @@ windows: what slows a node for a while lasts, and machines differ a little, alwa
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import exp, log
 from typing import Final
 
@@ -87,6 +88,7 @@ class _Tier(Struct, frozen=True):
     is_long: bool = False
 
 
+@lru_cache(maxsize=8)
 def _tiers(policy: DetectorPolicy) -> tuple[_Tier, ...]:
     """Return the literal table of verdicts, the worst first."""
     many = policy.windows_long
@@ -137,8 +139,13 @@ def judge(case: Case, now_ms: int, policy: DetectorPolicy) -> Judgement | None:
     return None
 
 
+_RECENT: Final = 24
+_FEW: Final = 2
+"""Fewer accusing windows among so many recent ones reach no tier: most nodes, most of the time."""
+
+
 def _found(case: Case, policy: DetectorPolicy) -> _Finding | None:
-    accused = [(a, t) for a, t in case.traces.items() if True in t.spoke]
+    accused = [(a, t) for a, t in case.traces.items() if t.spoke[-_RECENT:].count(True) >= _FEW]
     if not accused:
         return None
     for tier in _tiers(policy):
@@ -179,7 +186,7 @@ def _holds_long(trace: Trace, tier: _Tier, policy: DetectorPolicy) -> bool:
     if len(trace.logs) < count:
         return False
     for windows in (count // 4, count):
-        if sum(trace.spoke[-windows:]) < policy.long_share_min * windows:
+        if trace.spoke[-windows:].count(True) < policy.long_share_min * windows:
             return False
     ratio = exp(trace.mean(count))
     return ratio > 1 and lengthened(ratio, trace.recent[-1].share) >= tier.ratio
