@@ -2,8 +2,11 @@
 
 What belongs here: walking a log and stopping at the first fault. Checked are: positions are dense
 and begin with 1 (in a file: with whatever its first line says); every entry decodes and says its
-own position; `at_ms` never decreases; every snapshot that is passed holds what the log folds to.
-Of an archive also: the chain of its segments, and that it holds all that has left the store.
+own position; `at_ms` never decreases; no step breaks an invariant; what a writer numbered stands
+once and in order of its numbers; every snapshot that is passed holds what the log folds to. Of an
+archive also: the chain of its segments, and that it holds all that has left the store.
+
+A number that is missing is told and is no fault: a fact that could not enter leaves such a gap.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio.to_thread
 from msgspec import Struct
@@ -21,6 +24,7 @@ from controlplane.archiving import check_against_mark
 from controlplane.errors import LogRefuted
 from controlplane.eventlog import EventLog, LogCorrupt, Manifest
 from controlplane.eventlog.archive import chain_of, read_segment
+from controlplane.eventlog.log import OPERATOR_PREFIX
 from controlplane.folding import BLANK, image_of
 from controlplane.imaging import Image, SnapshotUnusable
 from controlplane.turn import count
@@ -30,6 +34,9 @@ from statemachine.events import Recorded, UnknownEvent
 from statemachine.evolve import evolve
 from statemachine.ids import Position
 from statemachine.invariants import check_step
+
+GAPS_MAX: Final = 100
+"""Missing facts that are named one by one, for each gap."""
 
 
 class Findings(Struct, frozen=True, kw_only=True):
@@ -42,6 +49,8 @@ class Findings(Struct, frozen=True, kw_only=True):
     ended_at_ms: int
     kinds: dict[str, int]
     unknown: int
+    gaps: tuple[str, ...] = ()
+    """Facts whose writers numbered them and that are not here: ``writer/incarnation/number``."""
     segments: int = 0
     snapshots: int = 0
 
@@ -62,7 +71,9 @@ class Findings(Struct, frozen=True, kw_only=True):
         """What else was compared with the events."""
         segments = f"; {self.segments} segments in one chain" if self.segments else ""
         snapshots = f"; {self.snapshots} snapshots as folded" if self.snapshots else ""
-        return segments + snapshots
+        some = ", ".join(self.gaps[:5])
+        gaps = f"; facts that are missing: {len(self.gaps)}, such as {some}" if some else ""
+        return segments + snapshots + gaps
 
     def as_values(self) -> dict[str, Any]:
         """The same as JSON values."""
@@ -85,6 +96,8 @@ class Verifier:
         self._last = Position(0)
         self._began_at_ms = self._ended_at_ms = 0
         self._kinds: Counter[str] = Counter()
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._gaps: list[str] = []
 
     def take(self, recorded: Recorded, where: str = "") -> None:
         """Check the next entry.
@@ -106,6 +119,7 @@ class Verifier:
         self._ended_at_ms = recorded.at_ms
         self._kinds[type(recorded.event).__name__] += 1
         self._last = position
+        self._check_number(recorded, where)
         if self.image is not None:
             before, after = self.image.state, evolve(self.image.state, recorded)
             for breach in check_step(before, recorded, after):
@@ -116,6 +130,19 @@ class Verifier:
                     self.image.counters, recorded.writer, recorded.incarnation, recorded.counter
                 ),
             )
+
+    def _check_number(self, recorded: Recorded, where: str) -> None:
+        """Check that a fact follows its writer's last one; note those that are missing between."""
+        counter, life = recorded.counter, (recorded.writer, recorded.incarnation)
+        if not counter or recorded.writer.startswith(OPERATOR_PREFIX):
+            return  # what controllers state has no number, and an act is the only one of its kind
+        last = self._numbers.get(life, 0 if self._first == 1 else counter - 1)
+        name = f"{life[0]}/{life[1]}"
+        if counter <= last:
+            fault = f"fact {counter} of {name} stands behind fact {last} of the same writer"
+            raise self._refuted(recorded.position, where, fault)
+        self._gaps += [f"{name}/{missing}" for missing in range(last + 1, counter)][:GAPS_MAX]
+        self._numbers[life] = counter
 
     def compare(self, manifest: Manifest, found: Image) -> None:
         """Check a snapshot of the last position taken; begin with it if nothing was folded.
@@ -143,6 +170,7 @@ class Verifier:
             ended_at_ms=self._ended_at_ms,
             kinds=dict(sorted(self._kinds.items())),
             unknown=self._kinds[UnknownEvent.__name__],
+            gaps=tuple(self._gaps),
             segments=self.segments,
             snapshots=self.snapshots,
         )
