@@ -16,7 +16,7 @@ from statemachine.incidents import incidents
 
 PHASES = {
     "detect_s": ("detect",),
-    "delta_s": ("switch", "commit"),
+    "delta_s": ("decide", "prepare", "commit", "switch"),
     "transfer_s": ("transfer",),
     "first_step_s": ("first_step",),
 }
@@ -45,6 +45,11 @@ def calibrate(log: Sequence[e.Recorded], scenario: Scenario) -> tuple[Measured, 
         ]
         for name, phases in PHASES.items()
     }
+    samples["planned_s"] = [
+        told.downtime_ms / 1000
+        for told in found
+        if told.motive is e.Motive.PLANNED and told.downtime_ms is not None
+    ]
     samples["rehearse_s"] = [
         entry.event.took_ms / 1000 for entry in log if isinstance(entry.event, e.WarmupPassed)
     ]

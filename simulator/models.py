@@ -22,9 +22,11 @@ COMPONENTS: Final = (
     "first_step_s",
     "detect_s",
     "rehearse_s",
+    "planned_s",
 )
 """stop and clean-up; choosing machines; checkpoint load; all communicators anew; cold warm-up;
-the delta of one swap; the state of one slot; the rest of a switch; detection; one role's rehearsal.
+the delta of one swap; the state of one slot; the rest of a switch; detection; one role's rehearsal;
+the whole pause of a planned swap, which is else the sum of delta, state and rest.
 """
 
 

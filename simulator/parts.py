@@ -161,7 +161,9 @@ def costs_of(scenario: Scenario, recipe: Recipe) -> Costs:
     restart_s = sum(parts.values()) if recipe.process else parts["connect_s"]
     lump = {name: curve.at(gpus) for name, curve in model.lumps.items()}
     return Costs(
-        pause_planned_s=_pause(scenario, recipe, model, parts, model.planned.at(gpus)),
+        pause_planned_s=given.get(
+            "planned_s", _pause(scenario, recipe, model, parts, model.planned.at(gpus))
+        ),
         pause_unplanned_s=_pause(scenario, recipe, model, parts, model.unplanned.at(gpus)),
         cold_s=model.no_standby.at(gpus),
         prepare_s=parts["connect_s"],

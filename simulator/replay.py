@@ -4,7 +4,7 @@
 every decision of the controller it takes the state just before and has `settle` decide once under
 the recorded policy and once under the new one. The first place where they part is what is shown,
 with both reasons and what the difference is worth. What follows a changed decision is not in any
-log, so nothing after it is claimed: costs are of the decisions, by the incidents' own measurements.
+log, so nothing after it is claimed; what the difference itself is worth is `costing`'s to say.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from simulator.costing import Cost, concerned, cost_of
 from simulator.errors import BadLog
 from statemachine import events as e
 from statemachine.codec import decode_recorded
@@ -94,9 +95,11 @@ class Divergence(Struct, frozen=True, kw_only=True):
     other_kinds: tuple[str, ...]
     because: str
     incident: str = ""
-    worth_ms: float | None = None
-    """Downtime that the log's own incident took: what the other decision would have spared
-    (above 0) if it takes no slot away, else None: it is not in the log."""
+    downtime_ms: float | None = None
+    """What the log's own incident took."""
+    cost_ms: float | None = None
+    """What the other decision would have cost the job; below 0: saved; None: not in the log."""
+    cost_because: str = ""
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
@@ -117,7 +120,8 @@ def whatif(log: Sequence[e.Recorded], policy: Policy) -> WhatIf:
         other = decide(state, now_ms, policy)
         if _same(recorded, other):
             continue
-        found = _divergence(log, state, now_ms, recorded, other)
+        cost = cost_of(log, state, now_ms, (recorded, other), policy)
+        found = _divergence(log, state, now_ms, (recorded, other), cost)
         return WhatIf(compared=compared, agreed=compared - 1, divergence=found, notes=_NOTES)
     return WhatIf(compared=compared, agreed=compared, divergence=None, notes=_NOTES)
 
@@ -130,16 +134,18 @@ _NOTES = (
 
 def _states(log: Sequence[e.Recorded]) -> Iterator[tuple[FleetState, int]]:
     """The states that a controller decides from: after each batch of facts, before each of its
-    own decisions, and just before the next entry, when a deadline may have come.
+    own decisions at its time, and just before the next entry, when a deadline may have come.
     """
     state = FleetState()
     for place, entry in enumerate(log):
         state = evolve(state, entry)
         after = log[place + 1] if place + 1 < len(log) else None
-        if after is None or after.decided_from or after.at_ms > state.at_ms:
+        if after is None or after.at_ms > state.at_ms:
             yield state, state.at_ms
         if after is not None and after.at_ms > state.at_ms + 1:
             yield state, after.at_ms - 1
+        if after is not None and after.decided_from:
+            yield state, after.at_ms
 
 
 def _shape(decision: Decision | None) -> tuple[object, ...]:
@@ -161,14 +167,14 @@ def _divergence(
     log: Sequence[e.Recorded],
     state: FleetState,
     now_ms: int,
-    recorded: Decision | None,
-    other: Decision | None,
+    decisions: tuple[Decision | None, Decision | None],
+    cost: Cost,
 ) -> Divergence:
-    concerned = _concerned(recorded) | _concerned(other)
+    recorded, other = decisions
+    names = concerned(recorded) | concerned(other)
     told = next(
-        (i for i in incidents(log) if i.node in concerned and i.planned >= state.position), None
+        (i for i in incidents(log) if i.node in names and i.planned >= state.position), None
     )
-    only_recorded = recorded is not None and other is None
     return Divergence(
         position=state.position,
         at_ms=now_ms,
@@ -178,17 +184,10 @@ def _divergence(
         other_kinds=tuple(type(x).__name__ for x in other.events) if other else (),
         because=_because(recorded, other),
         incident=f"{told.kind} of {told.node}, slot {told.slot}" if told is not None else "",
-        worth_ms=told.downtime_ms if told is not None and only_recorded else None,
+        downtime_ms=told.downtime_ms if told is not None else None,
+        cost_ms=cost.ms,
+        cost_because=cost.because,
     )
-
-
-def _concerned(decision: Decision | None) -> set[str]:
-    names: set[str] = set()
-    for event in decision.events if decision is not None else ():
-        names.add(getattr(event, "node", ""))
-        for change in getattr(event, "changes", ()):
-            names.update((change.leaver, change.joiner))
-    return names - {""}
 
 
 def _because(recorded: Decision | None, other: Decision | None) -> str:

@@ -34,6 +34,7 @@ _DEFAULTS = DemoOptions()
         "changeover demo --faults kill --no-baseline",
         "changeover demo --nodes 6 --standbys 2 -- --layers 2 --batch 4",
         "changeover demo --layout pp=3,dp=2",
+        "changeover demo --scenario scenarios/live.toml",
         "changeover demo --json --data ~/corpus --seed 7 > outcome.json",
     ),
 )
@@ -74,6 +75,12 @@ _DEFAULTS = DemoOptions()
     "--faults",
     type=click.Choice([each.value for each in Faults]),
     help="which nodes are hurt  [default: both; kill where a stage has too few peers for grey]",
+)
+@click.option(
+    "--scenario",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="play a scenario of simctl: its job, standbys, seed and faults",
 )
 @click.option(
     "--data",
@@ -153,6 +160,8 @@ def _options(given: dict[str, Any]) -> DemoOptions:
     if given["etcd"]:
         _check_url(given["etcd"])
     given["steps"] = given["steps"] or 0
+    if given["scenario"] is not None:
+        return _campaign(given, run_dir)
     axes = _axes(given.pop("layout"), given["nodes"])
     given["nodes"] = prod(axes.values())
     given["layout"] = tuple(axes.items())
@@ -160,6 +169,22 @@ def _options(given: dict[str, Any]) -> DemoOptions:
     faults = Faults(wanted) if wanted else faults_for(axes)
     baseline = not given.pop("no_baseline")
     return DemoOptions(faults=faults, baseline=baseline, run_dir=run_dir, **given)
+
+
+def _campaign(given: dict[str, Any], run_dir: Path | None) -> DemoOptions:
+    """Knobs of a demo whose job and faults a scenario says.
+
+    Raises:
+        BadDemo: it cannot be played here.
+        UsageError: something else says what the scenario does.
+    """
+    from controlplane.demo.campaign import options_of, read_campaign
+
+    if given["layout"] or given["nodes"] or given["faults"] or given["steps"]:
+        raise click.UsageError("--scenario says the layout, the faults and when it ends")
+    kept = {name: given[name] for name in ("data", "etcd", "etcd_port", "keep", "training")}
+    told = options_of(read_campaign(given["scenario"]), given["scenario"])
+    return DemoOptions(faults=Faults.NONE, baseline=False, run_dir=run_dir, **kept, **told)
 
 
 def _axes(layout: str | None, nodes: int | None) -> dict[str, int]:

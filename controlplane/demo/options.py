@@ -82,6 +82,8 @@ class DemoOptions:
     training: tuple[str, ...] = ()
     run_dir: Path | None = None
     runs: Path = Path("runs")
+    scenario: Path | None = None
+    """A scenario of the simulator whose faults are injected instead of the demo's own two."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.

@@ -12,22 +12,24 @@ from pathlib import Path
 
 import msgspec
 
+from controlplane.demo import campaign
 from controlplane.demo.baseline import measured_pace, restart_cost
 from controlplane.demo.chronicle import Chronicle, Overdue
 from controlplane.demo.live import Screen
-from controlplane.demo.options import SPARE_SHARE, DemoOptions, Faults, steps_for
+from controlplane.demo.options import SPARE_SHARE, STEPS_MIN, DemoOptions, Faults, steps_for
 from controlplane.demo.outcome import ClaimOutcome, Outcome, incident_outcomes, shown
 from controlplane.demo.plot import Hurt, Plot
 from controlplane.demo.proof import (
     Claim,
     Finish,
+    claims_of_campaign,
     claims_of_run,
     claims_of_sameness,
     finish_of,
     survivors_unchanged,
 )
 from controlplane.demo.report import write_report
-from controlplane.demo.stage import staged, store_for
+from controlplane.demo.stage import Stage, staged, store_for
 from controlplane.demo.steps import JobStep, job_steps, ordinary_ms, read_diaries
 from controlplane.errors import ControlError
 from controlplane.etcd_binary import EtcdMissing
@@ -121,7 +123,12 @@ async def _measure_machine(record: Record, screen: Screen) -> None:
     if not options.steps:
         train_s = max(options.train_s, STARTS * pace.start_s)
         steps = steps_for(train_s, pace.step_ms)
-        record.options = replace(options, steps=steps, steps_spare=SPARE_SHARE * steps)
+        if options.scenario is None:
+            record.options = replace(options, steps=steps, steps_spare=SPARE_SHARE * steps)
+        else:  # a campaign ends by the clock
+            spare = (1 + SPARE_SHARE) * steps
+            record.options = replace(options, steps=STEPS_MIN, steps_spare=spare)
+            return
         screen.say(
             f"{record.options.steps} steps of {pace.step_ms:.0f} ms: a run shall take about "
             f"{train_s:.0f} s here, where a start takes {pace.start_s:.0f} s"
@@ -134,22 +141,34 @@ async def _play_hurt(record: Record, screen: Screen, url: str, name: str) -> Non
     async with staged(options, record.folder, name, url) as stage:
         chronicle = record.chronicle = stage.chronicle
         chronicle.on_entry = screen.hear
-        plot = Plot(stage, screen.say)
+        plot = _plot_of(stage, screen)
         record.hurts = plot.hurts
         async with screen.showing(chronicle, "training", options.steps):
             await plot.play()
         await chronicle.complete()
     record.finish, record.steps = _end_of(chronicle, record.folder)
-    record.claims += claims_of_run(
+    claims_of = claims_of_run if options.scenario is None else claims_of_campaign
+    record.claims += claims_of(
         options, chronicle.entries, record.hurts, record.steps, record.finish
     )
+    if isinstance(plot, campaign.Director) and options.scenario is not None:
+        step_ms, count = ordinary_ms(record.steps) or 0.0, record.finish.step + 1
+        campaign.leave(plot, options.scenario, record.folder.path, step_ms, count)
     # Where the run was stopped is where the uninterrupted one has to end.
     record.options = replace(options, steps=record.finish.step + 1, steps_spare=0)
 
 
+def _plot_of(stage: Stage, screen: Screen) -> Plot:
+    """What is played: the demo's own plot, or a scenario."""
+    if stage.options.scenario is None:
+        return Plot(stage, screen.say)
+    read = campaign.read_campaign(stage.options.scenario)
+    return campaign.Director(stage, screen.say, read)
+
+
 async def _play_unhurt(record: Record, screen: Screen, url: str, name: str) -> None:
     """Run the same job on the same machinery, with nobody hurt and no standby."""
-    unhurt = replace(record.options, standbys=0, faults=Faults.NONE)
+    unhurt = replace(record.options, standbys=0, faults=Faults.NONE, scenario=None)
     folder = record.folder.within("uninterrupted")
     async with staged(unhurt, folder, name, url) as stage:
         async with screen.showing(stage.chronicle, "uninterrupted", unhurt.steps):
@@ -164,7 +183,9 @@ def _end_of(chronicle: Chronicle, folder: RunFolder) -> tuple[Finish, list[JobSt
     job = chronicle.job
     holders = {slot: job.holders[slot] for slot in job.holders} if job is not None else {}
     layout = job.layout if job is not None else None
-    return finish_of(chronicle.entries, holders, layout), job_steps(read_diaries(folder.steps).values())
+    return finish_of(chronicle.entries, holders, layout), job_steps(
+        read_diaries(folder.steps).values()
+    )
 
 
 def _fleet_stem(path: Path) -> str:

@@ -98,6 +98,26 @@ def claims_of_run(
     return claims
 
 
+def claims_of_campaign(
+    options: DemoOptions,
+    log: list[e.Recorded],
+    hurts: Sequence[Hurt],
+    steps: Sequence[JobStep],
+    finish: Finish,
+) -> list[Claim]:
+    """What a run has to show whatever was done to it: it lost no step, learnt, and every slot that
+    a fault emptied was filled again.
+    """
+    found = [one for hurt in hurts for one in incidents_of(log, hurt)[:1]]
+    still = [one.node for one in found if one.downtime_ms is None]
+    filled = Claim(
+        "every slot that a fault emptied was filled",
+        not still,
+        f"{len(found)} of {len(hurts)} faults hit a slot; not answered: {', '.join(still) or '-'}",
+    )
+    return [_finished(options, steps, finish), _loss_fell(steps), filled]
+
+
 def _finished(options: DemoOptions, steps: Sequence[JobStep], finish: Finish) -> Claim:
     count = finish.step + 1
     gapless = sorted(step.step for step in steps) == list(range(count))

@@ -14,6 +14,7 @@ from simulator.replay import replay as run_replay
 from simulator.replay import whatif as run_whatif
 from simulator.scenario import Scenario
 from simulator.scenario_file import load
+from simulator.validating import validate as run_validate
 from statemachine.policy import Policy, policy_of
 
 LOG = click.argument("log", type=click.Path(path_type=Path))
@@ -58,10 +59,17 @@ def whatif(log: Path, policy: Path, *, as_json: bool) -> None:
         click.echo(f"{found.agreed} decisions agree; the first that differs, from position")
         click.echo(f"{first.position}: {first.because}")
         if first.incident:
-            worth = f"{first.worth_ms:.0f} ms" if first.worth_ms is not None else "not in the log"
-            click.echo(f"it concerns the {first.incident}; its downtime: {worth}")
+            took = f"{first.downtime_ms:.0f} ms" if first.downtime_ms is not None else "not over"
+            click.echo(f"it concerns the {first.incident}; its downtime: {took}")
+        click.echo(f"the other policy {_worth(first.cost_ms)}: {first.cost_because}")
     for note in found.notes:
         click.echo(f"note: {note}")
+
+
+def _worth(cost_ms: float | None) -> str:
+    if cost_ms is None:
+        return "costs or saves what cannot be told"
+    return f"costs {cost_ms:.0f} ms" if cost_ms >= 0 else f"saves {-cost_ms:.0f} ms"
 
 
 def read_policy(path: Path) -> Policy:
@@ -86,3 +94,41 @@ def calibrate(log: Path, scenario: Path | None, *, as_json: bool) -> None:
         show_json(found)
     else:
         click.echo(as_toml(found), nl=False)
+
+
+@click.command(epilog="Example: simctl validate runs/demo-1 --costs runs/demo-2/events.jsonl")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--costs", type=click.Path(path_type=Path), help="Log of another run to cost by.")
+@JSON
+def validate(run: Path, costs: Path | None, *, as_json: bool) -> None:
+    """Simulate a campaign that was played; put simulated and measured side by side."""
+    found = run_validate(run, costs)
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        (
+            f"{pair.kind} of n{pair.machine} at {pair.at_s:.1f} s",
+            _node(pair.measured_replacement),
+            _node(pair.simulated_replacement),
+            _ms(pair.measured_ms),
+            _ms(pair.simulated_ms),
+            f"{pair.error:+.0%}" if pair.error is not None else "-",
+        )
+        for pair in found.pairs
+    ]
+    columns = ("fault", "replaced by", "simulated", "downtime ms", "simulated", "error")
+    show_table(f"costs from {found.costs_from}", columns, rows)
+    off = found.simulated_ettr / found.measured_ettr - 1
+    click.echo(
+        f"ETTR measured {found.measured_ettr:.4f}, simulated {found.simulated_ettr:.4f} "
+        f"({off:+.1%}); swaps {found.measured_swaps} and {found.simulated_swaps}"
+    )
+
+
+def _node(number: int | None) -> str:
+    return f"n{number}" if number is not None else "-"
+
+
+def _ms(value: float | None) -> str:
+    return f"{value:.0f}" if value is not None else "-"

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
+from simulator.campaign import campaign as run_campaign
 from simulator.cli.showing import JSON, Progress, show_json, show_table, with_interval
 from simulator.compare import Comparison, one
 from simulator.compare import compare as run_compare
@@ -263,3 +264,26 @@ def plan(
         raise KeyboardInterrupt
     if found.standbys is None:
         raise click.exceptions.Exit(1)
+
+
+@click.command(epilog="Example: simctl campaign scenarios/live.toml --json")
+@SCENARIO
+@JSON
+def campaign(scenario: Path, *, as_json: bool) -> None:
+    """Print what `changeover demo --scenario` would do to a local fleet, and when."""
+    found = run_campaign(scenario)
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        (
+            f"{each.at_s:.1f}",
+            each.kind,
+            f"slot {each.slot}" if each.kind == "drain" else f"n{each.machine}",
+            f"{each.factor:g}" if each.kind == "grey" else "-",
+            f"{each.away_s:.1f}",
+        )
+        for each in found.injections
+    ]
+    title = f"{found.name}: {found.seconds:g} s on {found.axes}, {found.standbys} standbys"
+    show_table(title, ("at s", "what", "whom", "factor", "away s"), rows)

@@ -65,6 +65,25 @@ def test_the_first_decision_that_differs_is_named(small: Scenario) -> None:
     assert "cold" in found.because
     assert "TransitionPlanned" in found.kinds
     assert "TransitionPlanned" not in found.other_kinds
+    assert found.cost_ms is not None
+    assert found.cost_ms > 0
+    assert "the job stands still" in found.cost_because
+
+
+def test_a_policy_that_waits_longer_costs_the_wait(small: Scenario) -> None:
+    """Where the log promoted a cold node after 200 s, a patience of 260 s costs a minute."""
+    tight = replace(small, days=0.1, fleet=FleetTable(standbys=1, spares=40))
+    tight = replace(tight, faults=replace(tight.faults, per_1000_node_days=20_000.0))
+    patient = {"on_loss": ("standby", "wait", "cold"), "loss_wait_s": 200.0}
+    log = log_of(replace(tight, policy=patient))
+    found = whatif(log, policy_for(replace(tight, policy={**patient, "loss_wait_s": 260.0})))
+
+    assert found.divergence is not None
+    assert found.divergence.cost_ms == pytest.approx(60_000.0, abs=2.0), found
+    assert "the job stands still" in found.divergence.cost_because
+    back = whatif(log, policy_for(replace(tight, policy={**patient, "loss_wait_s": 140.0})))
+    assert back.divergence is not None
+    assert back.divergence.cost_ms == pytest.approx(-60_000.0, abs=2.0), back
 
 
 def ready(name: NodeId) -> e.WorkerReady:

@@ -1,0 +1,5 @@
+"""`python -m simulator` is `simctl`: for programs that start it by their own interpreter."""
+
+from simulator.cli import main
+
+main()

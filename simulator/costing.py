@@ -1,0 +1,120 @@
+"""What a decision that differs would have cost or saved, as far as a log can tell.
+
+Rule: nothing is claimed that is not in the log or in the rules. If one policy acts and the other
+waits, the difference is the time between the two acts: the log says when the recorded policy acted,
+and the rules say when the other would, if nothing else happened. A job that stands still loses all
+of that time, one with a slow node the share that it runs too long, any other none. If both act,
+but differently, what the other act takes is in no log.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from statemachine import events as e
+from statemachine.decide import next_deadline, settle
+from statemachine.decision import Decision
+from statemachine.ids import NodeId
+from statemachine.policy import Policy
+from statemachine.state import FleetState
+
+WAITS_MAX = 1000
+"""Deadlines that are tried until the other policy is taken for one that never acts."""
+
+
+class Cost(Struct, frozen=True):
+    """Milliseconds of the job that the other policy would have cost; below 0: saved; None: not
+    known. `because` says how it comes to that.
+    """
+
+    ms: float | None
+    because: str
+
+
+def cost_of(
+    log: Sequence[e.Recorded],
+    state: FleetState,
+    now_ms: int,
+    decisions: tuple[Decision | None, Decision | None],
+    other: Policy,
+) -> Cost:
+    """What the other policy's decision would have cost, given the recorded one and the other."""
+    recorded, changed = decisions
+    if recorded is not None and changed is not None:
+        if _plans(recorded) == _plans(changed):
+            return Cost(None, "both act, differently: what the other act takes is not in the log")
+        # One fills a slot, the other does something beside it: as to the slot, it waits.
+        recorded, changed = (recorded, None) if _plans(recorded) else (None, changed)
+    share, why = _loses(state, recorded or changed)
+    if recorded is not None:
+        at_ms = _acts_at(state, now_ms, other, plans=_plans(recorded))
+        if at_ms is None:
+            left_ms = log[-1].at_ms - now_ms
+            return Cost(left_ms * share, f"it never acts by itself; to the end of the log, {why}")
+        return Cost((at_ms - now_ms) * share, f"it acts {at_ms - now_ms} ms later; {why}")
+    acted_ms = _acted_at(log, state, concerned(changed))
+    if acted_ms is None:
+        return Cost(None, "the log's policy never acted on it: what the act costs is not there")
+    at_ms = _acts_at(state, state.at_ms, other, plans=changed is not None and _plans(changed))
+    sooner_ms = acted_ms - min(now_ms, at_ms or now_ms)
+    return Cost(-sooner_ms * share, f"the log acts {sooner_ms} ms later; {why}")
+
+
+def concerned(decision: Decision | None) -> set[str]:
+    """Nodes that a decision names."""
+    names: set[str] = set()
+    for event in decision.events if decision is not None else ():
+        names.add(getattr(event, "node", ""))
+        for change in getattr(event, "changes", ()):
+            names.update((change.leaver, change.joiner))
+    return names - {""}
+
+
+def _loses(state: FleetState, decision: Decision | None) -> tuple[float, str]:
+    """The share of its time that the job loses meanwhile, and why."""
+    if any(state.jobs[name].vacant for name in state.open_jobs) or state.accused:
+        return 1.0, "the job stands still"
+    factors = [
+        indicator.value / indicator.peers_median
+        for name in concerned(decision)
+        if name in state.nodes and (verdict := state.nodes[NodeId(name)].verdict) is not None
+        for indicator in verdict.indicators
+        if indicator.peers_median > 0
+    ]
+    factor = max(factors, default=1.0)
+    if factor > 1:
+        return 1 - 1 / factor, f"the job runs {factor:.2f}x as long"
+    return 0.0, "the job runs as ever"
+
+
+def _plans(decision: Decision) -> bool:
+    """Whether a decision gives a slot away."""
+    return any(isinstance(event, e.TransitionPlanned) for event in decision.events)
+
+
+def _acts_at(state: FleetState, now_ms: int, policy: Policy, *, plans: bool) -> int | None:
+    """When a policy would act on a state if nothing else happened."""
+    at_ms: int | None = now_ms
+    for _ in range(WAITS_MAX):
+        if at_ms is None:
+            return None
+        settled = settle(state, at_ms, "simctl", policy)
+        planned = any(isinstance(r.event, e.TransitionPlanned) for r in settled.recorded)
+        if planned if plans else settled.recorded:
+            return at_ms
+        state = settled.state
+        at_ms = next_deadline(state, at_ms, policy)
+    return None
+
+
+def _acted_at(log: Sequence[e.Recorded], state: FleetState, names: set[str]) -> int | None:
+    """When the log's own policy decided something about the same nodes."""
+    for entry in log:
+        if entry.position <= state.position or not entry.decided_from:
+            continue
+        about = {getattr(entry.event, "node", "")}
+        for change in getattr(entry.event, "changes", ()):
+            about.update((change.leaver, change.joiner))
+        if about & names:
+            return entry.at_ms
+    return None
