@@ -141,7 +141,7 @@ class Verifier:
         if counter <= last:
             fault = f"fact {counter} of {name} stands behind fact {last} of the same writer"
             raise self._refuted(recorded.position, where, fault)
-        self._gaps += [f"{name}/{missing}" for missing in range(last + 1, counter)][:GAPS_MAX]
+        self._gaps += [f"{name}/{missing}" for missing in range(last + 1, counter)[:GAPS_MAX]]
         self._numbers[life] = counter
 
     def compare(self, manifest: Manifest, found: Image) -> None:

@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from controlplane.eventlog import (
+    Batch,
     EventLog,
     NoSpace,
     OutcomeUnknown,
@@ -16,7 +17,10 @@ from controlplane.eventlog.memory import MemoryStore
 from controlplane.eventlog.settle import settle
 from controlplane.eventlog.store import Put, RangeResult, absent
 from controlplane.eventlog.view import viewing
-from statemachine.ids import JobId
+from statemachine.codec import encode_recorded
+from statemachine.events import DecisionsPaused, Recorded
+from statemachine.ids import JobId, Position
+from tests.virtual import on_virtual_time
 
 
 async def test_a_refused_call_changes_nothing() -> None:
@@ -120,6 +124,38 @@ async def test_a_black_hole_is_seen_through() -> None:
             delta = await anext(view)
 
     assert delta.updated == (b"1",)
+
+
+@on_virtual_time
+async def test_a_hole_in_a_watch_is_seen_and_read() -> None:
+    """An entry that does not follow the last one is not passed on: what is between is read first."""
+    store = MemoryStore()
+    log = EventLog(store, "f0")
+    leadership = await log.campaign("c0", 600)
+    seen: list[int] = []
+
+    async def grow() -> None:
+        position = Position(leadership.head + 1)
+        event = DecisionsPaused(by="op")
+        told = Recorded(position=position, at_ms=1, writer="operator.op", event=event)
+        await leadership.append(Batch(after=leadership.head, entries=(encode_recorded(told),)))
+
+    async with log.follow() as entries:
+        await grow()
+        seen.append((await anext(entries)).position)
+        await anyio.sleep(1)
+        began = anyio.current_time()
+        store.faults.black_hole = True
+        for _ in range(5):
+            await grow()
+        store.faults.black_hole = False
+        await grow()
+        while len(seen) < 7:
+            seen.append((await anext(entries)).position)
+        took_s = anyio.current_time() - began
+
+    assert seen == list(range(1, 8))
+    assert took_s < 1, "the hole was found by waiting, not by looking"
 
 
 async def test_an_error_that_cannot_heal_reaches_the_consumer(
