@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot
-from statemachine.vitals import DATA_MS, LINK_MBPS, WAIT_MS, WORK_MS, Vitals
+from statemachine.vitals import DATA_MS, LINK_MBPS, WAIT_MS, WORK_MS, Accuses, Vitals, accuses
 from worker.faults import FAULT_FILE_VARIABLE, LateInput, SlowKind, set_fault
 from worker.loading import timed, timed_call
 from worker.pulse import Pulse
@@ -19,6 +19,7 @@ class Group:
         self.label = label
         self.waits_s = 0.0
         self.links: dict[str, tuple[int, float]] = {}
+        self.costs: dict[str, list[float]] = {}
 
     def waited_s(self) -> float:
         return self.waits_s
@@ -27,7 +28,8 @@ class Group:
         return dict(self.links)
 
     def take_costs(self) -> dict[str, list[float]]:
-        return {}
+        found, self.costs = self.costs, {}
+        return found
 
 
 @pytest.fixture
@@ -141,3 +143,20 @@ def test_each_kind_of_fault_slows_what_it_is_a_fault_of(
 
     assert [*found, *(["step"] if burned_s else [])] == slowed.split()
     assert burned_s == 0.0 or burned_s >= 0.01
+
+
+def test_what_changes_of_members_cost_is_in_the_next_window_and_accuses_nobody(
+    pulse: Pulse, groups: list[Group]
+) -> None:
+    """Costs of all groups by mechanism, once; a window without a change says nothing of them."""
+    groups[0].costs = {"group_switch_ms.delta": [0.2, 0.4]}
+    groups[1].costs = {"group_switch_ms.delta": [0.3], "group_abort_ms.delta": [1.0]}
+    pulse.begin_step()
+    pulse.end_step(0)
+    first, second = closed(pulse), closed(pulse)
+
+    assert first.metrics["group_switch_ms.delta"].count == 3
+    assert first.metrics["group_switch_ms.delta"].p50 == pytest.approx(0.3)
+    assert first.metrics["group_abort_ms.delta"].count == 1
+    assert accuses("group_switch_ms.delta") is Accuses.NEVER
+    assert not any(name.startswith("group_") for name in second.metrics)
