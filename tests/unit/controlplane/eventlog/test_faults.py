@@ -128,7 +128,7 @@ async def test_a_black_hole_is_seen_through() -> None:
 
 @on_virtual_time
 async def test_a_hole_in_a_watch_is_seen_and_read() -> None:
-    """An entry that does not follow the last one is not passed on: what is between is read first."""
+    """An entry that does not follow the last one is not passed on: what lies between is read."""
     store = MemoryStore()
     log = EventLog(store, "f0")
     leadership = await log.campaign("c0", 600)
