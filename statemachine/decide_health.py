@@ -10,7 +10,7 @@ from statemachine.lifecycle import NodeState
 from statemachine.planning import because, is_engaged
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Node, Sweep, is_harmful
-from statemachine.sweep import PAIR, REFERENCE, SOLO, baseline_of, judge_sweep, should_retire
+from statemachine.sweep import PAIR, REFERENCE, SOLO, judge_sweep, should_retire, usual
 
 
 def _unsettled(state: FleetState) -> list[Node]:
@@ -186,9 +186,9 @@ def _judged(
     state: FleetState, sweep: Sweep, node: Node | None, policy: Policy
 ) -> tuple[e.SweepOutcome, str]:
     """Outcome and reason by the rounds that are in."""
-    reference = [r.measurements for r in sweep.rounds if r.round == REFERENCE and not r.failure]
-    history = state.reference.get(node.hardware) if node is not None else None
-    baseline = baseline_of((*(history or ()), *reference))
+    hardware = node.hardware if node is not None else ""
+    history = state.reference.get(hardware) or ()
+    baseline = usual(hardware, history, sweep.rounds, policy.sweep)
     return judge_sweep(sweep.request, sweep.rounds, baseline, policy.sweep)
 
 

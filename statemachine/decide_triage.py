@@ -11,7 +11,7 @@ from statemachine.decision import Decision
 from statemachine.lifecycle import NodeState
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Node, Sweep
-from statemachine.sweep import PAIR, REFERENCE, THIRD, baseline_of, needs_third_party
+from statemachine.sweep import PAIR, THIRD, needs_third_party, usual
 
 
 def ask_third_party(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
@@ -51,8 +51,8 @@ def _is_open(state: FleetState, sweep: Sweep, node: Node) -> bool:
     """Whether only a third party can tell."""
     if not any(done.round == PAIR for done in sweep.rounds):
         return False
-    reference = [r.measurements for r in sweep.rounds if r.round == REFERENCE and not r.failure]
-    baseline = baseline_of((*(state.reference.get(node.hardware) or ()), *reference))
+    history = state.reference.get(node.hardware) or ()
+    baseline = usual(node.hardware, history, sweep.rounds, state.policy.sweep)
     return needs_third_party(sweep.rounds, baseline, state.policy.sweep)
 
 

@@ -16,12 +16,12 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from statemachine.errors import BadPolicy
 from statemachine.events import SweepOutcome, SweepRequested, SweepRoundFinished
 from statemachine.ids import NodeId
-from statemachine.vitals import median
+from statemachine.vitals import median, quantile
 
 SOLO: Final = "solo"
 """Compute and memory of the node alone."""
@@ -83,6 +83,10 @@ class SweepPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is concluded; not asked where medians do not count. Links vary by nature."""
     partner_needed: bool = True
     """Whether a sweep without a partner can pass."""
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What is usual by kind of hardware, for a fleet that has not certified a node of it yet; what
+    it learns itself replaces this. `changeover baselines --toml` of a fleet that has is such data.
+    """
     unjudged_rounds: tuple[str, ...] = (PAIR, THIRD)
     """Rounds that need only finish while the fleet has no baseline for them: their numbers, once
     certified, become it."""
@@ -146,6 +150,34 @@ def baseline_of(history: Iterable[Mapping[str, float]]) -> dict[str, float]:
             if _family(metric) and isfinite(value) and value > 0:
                 values.setdefault(metric, []).append(value)
     return {metric: median(values[metric]) for metric in sorted(values)}
+
+
+def usual(
+    hardware: str,
+    history: Sequence[Mapping[str, float]],
+    rounds: Iterable[SweepRoundFinished],
+    policy: SweepPolicy,
+) -> dict[str, float]:
+    """Return what is usual for a kind of hardware: by what the fleet certified, or else by what the
+    policy ships for it; the partner's numbers of the same minutes count as one more node's.
+    """
+    shipped = policy.baselines.get(hardware)
+    known = history or ([shipped] if shipped else [])
+    partner = [done.measurements for done in rounds if done.round == REFERENCE and not done.failure]
+    return baseline_of((*known, *partner))
+
+
+def quantiles_of(history: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return how what is judged is distributed over a fleet's passed sweeps: 10, 50 and 90 %."""
+    values: dict[str, list[float]] = {}
+    for measurements in history:
+        for metric, value in measurements.items():
+            if _family(metric) and isfinite(value) and value > 0:
+                values.setdefault(metric, []).append(value)
+    return {
+        metric: {f"p{share}": quantile(sorted(found), share / 100) for share in (10, 50, 90)}
+        for metric, found in sorted(values.items())
+    }
 
 
 def judge_round(

@@ -15,6 +15,7 @@ from controlplane.cli.failing import run_to_exit
 VERBS: Final = {
     "agent": ("controlplane.cli.agent", "agent", "Run one node: its agent and training process."),
     "at": ("controlplane.cli.postmortem", "at", "The fleet as a log says it was at a moment."),
+    "baselines": ("controlplane.cli.baselines", "baselines", "What sweeps found usual."),
     "completion": (
         "controlplane.cli.completion",
         "completion",

@@ -347,3 +347,33 @@ def test_nobody_is_swept_while_it_serves() -> None:
     assert not subjects & servants
     assert {r for _, _, r in fleet.asked()} == {SOLO, REFERENCE}
     assert PAIR not in {r for _, _, r in fleet.asked()}
+
+
+# --- baselines --------------------------------------------------------------------------------
+
+
+def test_a_shipped_baseline_judges_the_first_node_of_a_fleet() -> None:
+    """Where nothing was certified yet, what policy ships for the hardware tells slow from fast."""
+    shipped = {"": {"gemm_gflops_best": 100.0, "memory_gbps_best": 30.0}}
+    outcomes = {}
+    for slow in (False, True):
+        fleet = Fleet(1, baselines=shipped, partner_needed=False)
+        fleet.slow_alone = {"n0"} if slow else set()
+        fleet.certify("n0")
+        outcomes[slow] = fleet.outcomes()["n0"]
+
+    assert outcomes == {False: e.SweepOutcome.PASSED, True: e.SweepOutcome.FAILED}
+
+
+def test_what_a_fleet_learns_replaces_what_was_shipped() -> None:
+    """A fleet of slower machines than the data's is measured by its own once one is certified."""
+    shipped = {"": {"gemm_gflops_best": 62.0, "memory_gbps_best": 18.5}}
+    fleet = Fleet(3, baselines=shipped)
+    fleet.slow_alone = {"n0", "n1", "n2"}
+    fleet.certify("n0")
+    usual = fleet.state.reference[""]
+    fleet.slow_alone = set()
+    fleet.certify("n1")
+
+    assert [sweep["gemm_gflops_best"] for sweep in usual] == [60.0]
+    assert fleet.outcomes() == {"n0": e.SweepOutcome.PASSED, "n1": e.SweepOutcome.PASSED}
