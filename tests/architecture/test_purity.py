@@ -13,6 +13,7 @@ import pytest
 MAY_IMPORT = {
     "__future__",
     "abc",
+    "array",
     "bisect",
     "collections",
     "dataclasses",
@@ -34,6 +35,7 @@ MAY_IMPORT = {
     "string",
     "types",
     "typing",
+    "zlib",
 }
 MAY_NOT_CALL = {
     "__import__",
