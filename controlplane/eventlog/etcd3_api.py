@@ -34,7 +34,13 @@ import grpc
 from anyio import to_thread
 from etcd3 import etcdrpc
 
-from controlplane.eventlog.errors import Compacted, EventLogError, StoreUnavailable, WatchLost
+from controlplane.eventlog.errors import (
+    Compacted,
+    EventLogError,
+    Refused,
+    StoreUnavailable,
+    WatchLost,
+)
 from controlplane.eventlog.etcd import TRY_S, EtcdStore, channel_terms
 from controlplane.eventlog.etcd_errors import to_error
 from controlplane.eventlog.etcd_url import Endpoints, TlsFiles
@@ -245,6 +251,10 @@ class Etcd3Store(EtcdStore):
             self._clients.remove(client)
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(client.close)
+
+    async def ask(self, path: str, request: Any, answer: str) -> Any:
+        """Etcd is administered by our own client, whichever speaks otherwise. Raises Refused."""
+        raise Refused(f'{self._where}: {path} needs client = "thin"')
 
     async def aclose(self) -> None:
         """See `Store.aclose`."""
