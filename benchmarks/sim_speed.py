@@ -10,7 +10,10 @@ Processor time is counted, not wall time: the machine may be shared.
 """
 
 import argparse
+import json
+import platform
 import time
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -55,25 +58,38 @@ def week(gpus: int, number: int) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
-    runs = parser.parse_args().runs
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    runs = asked.runs
     weeks = {gpus: [week(gpus, n) for n in range(runs)] for gpus in (8192, 65_536, 131_072)}
-    seconds = {gpus: sorted(took for took, _ in found)[runs // 2] for gpus, found in weeks.items()}
-    per_event = {
+    per_entry = {
         gpus: sum(took for took, _ in found) / sum(entries for _, entries in found) * 1e6
         for gpus, found in weeks.items()
     }
-    for gpus, found in weeks.items():
-        entries = sum(entries for _, entries in found) // runs
-        print(f"week    {gpus:7} GPUs: {seconds[gpus]:.2f} s, {entries} entries")
-    ratio = per_event[131_072] / per_event[8192]
-    print(f"scale   128K over 8K, per entry: {ratio:.2f}x (goal 1.5x)")
     read = replace(scenario(65_536, 373.0), replications=runs)
     began = time.process_time()
     for number in range(runs):
         replication((read, SIX, number))
-    each = (time.process_time() - began) / runs
+    each_s = (time.process_time() - began) / runs
+    found: dict[str, Any] = {
+        "week_s": {
+            gpus: sorted(took for took, _ in runs_)[runs // 2] for gpus, runs_ in weeks.items()
+        },
+        "entries": {gpus: sum(n for _, n in runs_) // runs for gpus, runs_ in weeks.items()},
+        "scale_128k_over_8k": per_entry[131_072] / per_entry[8192],
+        "six_strategies_s": each_s,
+        "six_strategies_200_on_two_cores_s": each_s * 100,
+        "machine": platform.processor() or platform.machine(),
+    }
+    if asked.json:
+        print(json.dumps(found, indent=1))
+        return
+    for gpus, took_s in found["week_s"].items():
+        goal = " (goal 1.5 s)" if gpus == 65_536 else ""
+        print(f"week    {gpus:7} GPUs: {took_s:.2f} s{goal}, {found['entries'][gpus]} entries")
+    print(f"scale   128K over 8K, per entry: {found['scale_128k_over_8k']:.2f}x (goal 1.5x)")
     print(
-        f"compare {each:.2f} s for six strategies; 200 on two cores: {each * 100:.0f} s (goal 180)"
+        f"compare {each_s:.2f} s for six strategies; 200 on two cores: {each_s * 100:.0f} s (180)"
     )
 
 
