@@ -15,14 +15,17 @@ from pathlib import Path
 
 import anyio
 from msgspec.structs import replace
+from rpds import HashTrieMap
 
 from controlplane import journal
 from controlplane.eventlog import View, VitalsItem
 from controlplane.health.history import HISTORY_VARIABLE, VitalsHistory
 from statemachine import events as e
+from statemachine import hangs
 from statemachine.detector import DetectorState, Judgement, forgotten, observe, restored
 from statemachine.errors import CodecError
-from statemachine.ids import NodeId
+from statemachine.hangs import Jobs
+from statemachine.ids import JobId, NodeId
 from statemachine.lifecycle import NodeState
 from statemachine.state import FleetState
 from statemachine.vitals import Vitals, decode_vitals
@@ -54,6 +57,8 @@ class Collector:
         self._lent: set[NodeId] = set()
         self._reported: set[tuple[NodeId, int]] = set()
         self._notes: tuple[str, ...] = ()
+        self._progress: Jobs = HashTrieMap()
+        self._hung: tuple[JobId, ...] = ()
         self._history = history if history is not None else _from_environment()
 
     @property
@@ -73,8 +78,11 @@ class Collector:
             match event:
                 case e.NodeLost() | e.NodeLeft() | e.NodeJoined() | e.NodeQuarantined():
                     self._detector = forgotten(self._detector, event.node)
+                    self._progress = hangs.forgotten(self._progress, event.node)
                     if self._history is not None:
                         self._history.forgotten(event.node)
+                case e.JobFinished():
+                    self._progress = self._progress.discard(event.job)
                 case e.VerdictWithdrawn():  # by its expiry, or by an operator
                     if self._history is not None and event.node in self._detector.standing:
                         self._history.withdrawn(event.node)
@@ -141,12 +149,22 @@ class Collector:
             self._history.observed(batch, now_ms, policy)
         seen = observe(self._detector, batch, now_ms, policy.detector)
         self._detector = seen.state
+        self._progress = hangs.moved(self._progress, batch, now_ms)
+        self._tell_hangs(now_ms)
         if seen.judgements:
             self._state_events(seen.judgements)
         if batch and seen.notes and seen.notes != self._notes:
             self._notes = seen.notes
             for note in seen.notes:
                 journal.note("detector", note=note)
+
+    def _tell_hangs(self, now_ms: int) -> None:
+        """Say once of each job that it stands still, for longer than its phase ever does."""
+        found = hangs.hangs(self._progress, now_ms)
+        for hang in found:
+            if hang.job not in self._hung:
+                journal.warn("no progress", job=hang.job, why=str(hang))
+        self._hung = tuple(hang.job for hang in found)
 
     async def _run_expiry(self) -> None:
         while True:
