@@ -9,6 +9,7 @@ from recipe import arguments, parsed, recipe
 from torch.nn.parallel import DistributedDataParallel
 
 import worker
+from worker.loading import timed_call
 
 
 def main() -> None:
@@ -20,8 +21,10 @@ def main() -> None:
     run.register(model=model, optimizer=optimizer)  # <- what a joining node must receive
     ddp = DistributedDataParallel(model, process_group=run.group("dp"))  # <- the group is managed
 
+    load = timed_call(corpus.batch)  # optional: tells a late loader from a slow machine
+
     for step in run.steps(args.steps):  # <- a standby rehearses here; a lost step comes again
-        x, y = corpus.batch(step.index, run.coordinate("dp"), run.size("dp"))
+        x, y = load(step.index, run.coordinate("dp"), run.size("dp"))
         loss = loss_of(ddp(x), y)
         loss.backward()
         if step.vote():  # <- does every rank have its gradients?

@@ -21,7 +21,7 @@ import msgspec
 from controlplane.cli.failing import FAILED, INTERRUPTED
 from controlplane.cli.options import CONTEXT, examples
 from controlplane.config import Settings
-from controlplane.demo.options import TRAIN_S, DemoOptions, Faults, faults_for
+from controlplane.demo.options import GREY_KINDS, TRAIN_S, DemoOptions, Faults, faults_for
 from controlplane.demo.shape import shape_of
 
 _DEFAULTS = DemoOptions()
@@ -75,6 +75,13 @@ _DEFAULTS = DemoOptions()
     "--faults",
     type=click.Choice([each.value for each in Faults]),
     help="which nodes are hurt  [default: both; kill where a stage has too few peers for grey]",
+)
+@click.option(
+    "--grey-kind",
+    type=click.Choice(GREY_KINDS),
+    default=GREY_KINDS[0],
+    show_default=True,
+    help="what is slow of the grey node: all its work, its memory, or its input",
 )
 @click.option(
     "--scenario",

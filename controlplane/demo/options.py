@@ -32,6 +32,10 @@ SLOW_FACTOR: Final = 1.4
 """How much longer the own work of a grey node takes."""
 
 
+GREY_KINDS: Final = ("compute", "memory", "input")
+"""What may be slow of a grey node: all its work, moving memory, or its data that comes late."""
+
+
 class BadDemo(UsageError):
     """Knobs that contradict each other, or an input that is not there."""
 
@@ -73,6 +77,7 @@ class DemoOptions:
     steps_spare: int = 0
     train_s: float = TRAIN_S
     faults: Faults = Faults.BOTH
+    grey_kind: str = GREY_KINDS[0]
     data: Path | None = None
     seed: int = 0
     etcd: str = ""

@@ -138,11 +138,11 @@ class Plot:
         victim = self._holder(Slot((2 + options.seed) % options.nodes))
         fault_file = stage.fleet.folder.fault_file(victim)
         before = self._identities()
-        write_fault(fault_file, SLOW_FACTOR)
+        write_fault(fault_file, SLOW_FACTOR, options.grey_kind)
         hurt = Hurt(GREY, victim, time.time() * 1000, before)
         self.hurts.append(hurt)
-        self._say(f"made {victim} grey: its own work takes {SLOW_FACTOR} times as long")
-        await self._stated(hurt, f"slow_factor {SLOW_FACTOR}")
+        self._say(f"made {victim} grey: {_GREY_WORDS[options.grey_kind]}")
+        await self._stated(hurt, f"{options.grey_kind}, slow_factor {SLOW_FACTOR}")
         found = await self._replaced(hurt, FOUND_S)
         self._say(f"{found.replacement} took slot {found.slot} of {victim} at a step boundary")
         await self._swept(hurt)
@@ -247,8 +247,15 @@ def incidents_of(log: list[e.Recorded], hurt: Hurt) -> list[Incident]:
     ]
 
 
-def write_fault(path: Path, slow_factor: float) -> None:
-    """Make a node's work take `slow_factor` times as long; its training process looks here."""
+_GREY_WORDS: Final = {
+    "compute": f"its own work takes {SLOW_FACTOR} times as long",
+    "memory": f"moving memory takes it {SLOW_FACTOR} times as long",
+    "input": f"its data comes late, so its steps take {SLOW_FACTOR} times as long",
+}
+
+
+def write_fault(path: Path, slow_factor: float, kind: str = "compute") -> None:
+    """Make what is of a kind take `slow_factor` times as long; a node's processes look here."""
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps({"slow_factor": slow_factor}))
+    draft.write_text(json.dumps({"slow_factor": slow_factor, "kind": kind}))
     draft.replace(path)
