@@ -142,7 +142,7 @@ def lattice(policy: Policy, source: str) -> Finding:
     try:
         policy_of({}, source)
     except BadPolicy as error:
-        return bad(subject, str(error), "see docs/reference/policy.md")
+        return bad(subject, str(error), "changeover policy set; changeover policy show --all")
     tight = [
         f"{small} {getattr(policy, small):g} s, {large} {getattr(policy, large):g} s"
         for small, large in LATTICE

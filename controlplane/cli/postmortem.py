@@ -79,11 +79,13 @@ def print_json(values: Any) -> None:
 @json_option
 def replay(log: Path, *, fleet: str, beyond: bool, as_json: bool) -> None:
     """Fold LOG from its beginning and say in short what happened."""
-    from controlplane.cli.progress import counted
+    from controlplane.cli.progress import Progress
     from controlplane.postmortem.telling import replay_values, tell
 
     file = opened_log(log, fleet, beyond=beyond)
-    told = tell(file, lambda entries: counted(entries, "events read:"))
+    progress = Progress("events read:")
+    told = tell(file, progress=progress.tell)
+    progress.done()
     say_first(file)
     values = replay_values(told, file)
     if as_json:
@@ -135,11 +137,13 @@ def timeline(log: Path, *, fleet: str, beyond: bool, as_json: bool, chains: bool
     The accounting sums to wall time: useful, repeated, waiting, transition, restart. What standbys
     idled is told apart.
     """
-    from controlplane.cli.progress import counted
+    from controlplane.cli.progress import Progress
     from controlplane.postmortem.telling import tell, timeline_values
 
     file = opened_log(log, fleet, beyond=beyond)
-    told = tell(file, lambda entries: counted(entries, "events read:"))
+    progress = Progress("events read:")
+    told = tell(file, progress=progress.tell)
+    progress.done()
     say_first(file)
     values = timeline_values(told, file)
     if as_json:

@@ -8,7 +8,6 @@ is what was waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -17,10 +16,10 @@ from controlplane.lines import words_of
 from statemachine import events as e
 from statemachine.ids import JobId, NodeId, Position, TransitionId
 
-LINKS_MAX: Final = 24
+CHAIN_MAX: Final = 24
 """Links of one chain; evidence beyond that is left out, the oldest first."""
 
-_SEEN: Final = frozenset(
+LINKS: Final = frozenset(
     {
         e.PeerReset,
         e.PeerWaited,
@@ -76,20 +75,14 @@ class Chains:
         self._chains: dict[_Key, list[Link]] = {}
         self._last: dict[_Key, e.Recorded] = {}
 
-    def look(self, entries: Iterable[e.Recorded]) -> Iterator[e.Recorded]:
-        """Pass entries on, and hear them."""
-        for recorded in entries:
-            if type(recorded.event) in _SEEN:
-                self._hear(recorded)
-            yield recorded
-
     def of(self, job: JobId, transition: TransitionId) -> tuple[Link, ...]:
         """The chain of one transition."""
         links = list(self._chains.get((job, transition), ()))
         last = self._last.get((job, transition))
         return tuple([*links, _link(last)] if last is not None else links)
 
-    def _hear(self, recorded: e.Recorded) -> None:
+    def hear(self, recorded: e.Recorded) -> None:
+        """Take in one entry whose type is among `LINKS`; the others are no links."""
         event = recorded.event
         match event:
             case e.TransitionPrepared() | e.TransitionApplied() | e.StepResumed():
@@ -119,7 +112,7 @@ class Chains:
             at for change in plan.changes if (at := self._about.get(change.leaver)) is not None
         ]
         found: dict[Position, Link] = {}
-        while wanted and len(found) < LINKS_MAX:
+        while wanted and len(found) < CHAIN_MAX:
             position = wanted.pop()
             if position in found or position not in self._seen:
                 continue
@@ -129,7 +122,7 @@ class Chains:
         before = self._chains.get((plan.job, plan.replaces), [])
         earlier = [link for link in before if link.position not in found]
         links = sorted([*found.values(), *earlier], key=lambda link: link.position)
-        return [*links[-LINKS_MAX:], _link(recorded)]
+        return [*links[-CHAIN_MAX:], _link(recorded)]
 
 
 def _link(recorded: e.Recorded) -> Link:

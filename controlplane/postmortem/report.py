@@ -65,19 +65,17 @@ class _Gathered(Struct):
     listed: list[Line] = field(default_factory=list)
     left_out: int = 0
     stretches: list[NodeStretch] = field(default_factory=list)
+    state: FleetState = field(default_factory=FleetState)
+    hearing: Stretches = field(default_factory=Stretches)
 
-    def look(self, entries: Iterable[e.Recorded]) -> Iterator[e.Recorded]:
-        """Pass the entries on, and take what the page wants of them."""
-        state, hearing = FleetState(), Stretches()
-        for recorded in entries:
-            self.began_ms = self.began_ms or float(recorded.at_ms)
-            before, state = state, evolve(state, recorded)
-            ended, _ = hearing.hear(before, recorded, state)
-            if len(self.stretches) < STRETCHES_MAX:
-                self.stretches += ended
-            self._list(recorded)
-            yield recorded
-        self.stretches += hearing.rest()[0]
+    def hear(self, recorded: e.Recorded) -> None:
+        """Take what the page wants of an entry."""
+        self.began_ms = self.began_ms or float(recorded.at_ms)
+        before, self.state = self.state, evolve(self.state, recorded)
+        ended, _ = self.hearing.hear(before, recorded, self.state)
+        if len(self.stretches) < STRETCHES_MAX:
+            self.stretches += ended
+        self._list(recorded)
 
     def _list(self, recorded: e.Recorded) -> None:
         if isinstance(recorded.event, _QUIET):
@@ -97,7 +95,8 @@ def render_report(log: LogFile, vitals: Path | None = None) -> str:
         UsageError: the log cannot be read.
     """
     gathered = _Gathered()
-    told = tell(log, gathered.look)
+    told = tell(log, also=gathered.hear)
+    gathered.stretches += gathered.hearing.rest()[0]
     moments = list(_moments(told, gathered.began_ms))
     pace, loss, before_after = _from_vitals(vitals, told, moments, gathered.began_ms)
     drawn, hidden = _lanes(gathered, moments)

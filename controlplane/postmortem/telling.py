@@ -7,13 +7,13 @@ one reading of a log that gathers all of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from controlplane.postmortem.chains import Chains
+from controlplane.postmortem.chains import LINKS, Chains
 from controlplane.postmortem.logfile import LogFile
 from statemachine.accounting import Account, Accounts, Ledger
 from statemachine.events import Recorded
@@ -22,6 +22,10 @@ from statemachine.lifecycle import NodeState
 
 PARTS: Final = ("useful", "repeated", "waiting", "transition", "restart")
 """Parts of `accounting_s` that sum to its ``wall``."""
+
+
+LOOK_EVERY: Final = 4096
+"""Entries between two words of progress."""
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -33,17 +37,27 @@ class Told(Struct, frozen=True, kw_only=True):
 
 
 def tell(
-    log: LogFile, also: Callable[[Iterable[Recorded]], Iterable[Recorded]] = lambda entries: entries
+    log: LogFile,
+    *,
+    also: Callable[[Recorded], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Told:
-    """Read a log once. `also` may look at the entries as they pass.
+    """Read a log once. `also` hears each entry; `progress` now and then how many there were.
 
     Raises:
         UsageError: the file cannot be read.
     """
     ledger, kinds, chains = Ledger(), Counter[type](), Chains()
-    for recorded in chains.look(also(log.entries())):
+    for recorded in log.entries():
+        kind = type(recorded.event)
+        kinds[kind] += 1
+        if kind in LINKS:
+            chains.hear(recorded)
         ledger.hear(recorded)
-        kinds[type(recorded.event)] += 1
+        if also is not None:
+            also(recorded)
+        if progress is not None and ledger.entries % LOOK_EVERY == 0:
+            progress(ledger.entries)
     names = {kind.__name__: count for kind, count in kinds.items()}
     return Told(accounts=ledger.told(), kinds=dict(sorted(names.items())), chains=chains)
 

@@ -15,6 +15,8 @@ import pytest
 from controlplane.cli import cli
 from controlplane.cli import postmortem as verbs
 from controlplane.cli.failing import run_to_exit
+from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot
+from statemachine.vitals import STEP_MS, Metric, Vitals, encode_vitals
 
 Captured = pytest.CaptureFixture[str]
 Change = Callable[[list[bytes]], list[bytes]]
@@ -215,3 +217,42 @@ def test_a_file_is_not_overwritten_without_force(run: Run, demo_log: Path, tmp_p
 
     assert run("trace", demo_log, target, "--force")[0] == 0
     assert json.loads(target.read_text())["traceEvents"]
+
+
+def test_a_report_has_step_times_before_and_after_where_vitals_are_beside_the_log(
+    run: Run, demo_log: Path, tmp_path: Path
+) -> None:
+    """Curves of step time and loss, and the median step around each incident."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    log = Path(shutil.copy(demo_log, folder / "events.jsonl"))
+    began_ms = 1_795_992_587_000
+    windows = [
+        Vitals(
+            node=NodeId("n0"),
+            incarnation=Incarnation(1),
+            job=JobId("demo"),
+            slot=Slot(0),
+            role=Role("only"),
+            epoch=Epoch(1),
+            window=number,
+            started_at_ms=began_ms + number * 1000,
+            ended_at_ms=began_ms + number * 1000 + 1000,
+            last_step=number * 10,
+            loss=3.0 - number / 40,
+            metrics={STEP_MS: Metric(count=10, mean=m, p50=m, p95=m)},
+        )
+        for number in range(48)
+        if (m := 140.0 if 29 < number < 33 else 100.0)
+    ]
+    (folder / "vitals.jsonl").write_bytes(b"\n".join(map(encode_vitals, windows)) + b"\nnot one\n")
+
+    code, _, err = run("report", log, tmp_path / "report.html")
+    page = Page()
+    page.feed((tmp_path / "report.html").read_text("utf-8"))
+    shown = "".join(page.text)
+
+    assert (code, err) == (0, "")
+    assert "Time per step, ms" in shown
+    assert "Loss" in shown
+    assert shown.count("100 ms") >= 2
