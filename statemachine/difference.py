@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 from rpds import HashTrieMap, HashTrieSet
 
@@ -31,6 +32,7 @@ NOT_SHOWN: Final = frozenset(
         "open_jobs",
         "pool",
         "accused",
+        "accusers",
         "unsettled",
         "unready",
         "present",
@@ -136,8 +138,21 @@ def _records(
 
 
 def _fields(before: Any, after: Any) -> Iterator[FieldChange]:
+    """What differs; of a new record, what differs from one of which nothing was said yet."""
+    begins = _begins(type(after)) if before is None else {}
     for name in type(after).__struct_fields__:
-        yield from _field(name, getattr(before, name, None), getattr(after, name))
+        yield from _field(name, getattr(before, name, begins.get(name)), getattr(after, name))
+
+
+def _begins(kind: Any) -> dict[str, Any]:
+    """What a record's fields begin with; its annotations cannot be evaluated: maps are no types."""
+    given = kind.__struct_defaults__
+    names = kind.__struct_fields__[len(kind.__struct_fields__) - len(given) :]
+    return {
+        name: value.factory() if hasattr(value, "factory") else value
+        for name, value in zip(names, given, strict=True)
+        if value is not msgspec.NODEFAULT
+    }
 
 
 def _field(name: str, before: Any, after: Any) -> Iterator[FieldChange]:

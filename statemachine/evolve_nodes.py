@@ -81,6 +81,9 @@ def _void(state: FleetState, reporter: NodeId) -> FleetState:
     """What a fenced node said of its peers counts no more: of two that accuse each other, the one
     that was accused first is lost, and the other stays.
     """
+    if reporter not in state.accusers:  # else a thousand that end at once would be a million looks
+        return state
+    state = replace(state, accusers=state.accusers.discard(reporter))
     for name in sorted(state.accused):
         before = state.nodes[name]
         kept = tuple(said for said in before.accusations if said.by != reporter)
@@ -161,6 +164,8 @@ def accused(state: FleetState, event: _Evidence) -> FleetState:
         due_at_ms = state.at_ms + round(state.policy.silence_deadline_s * 1000)
         if not event.silent_ms:
             return put_node(state, replace(before, accusations=entries), before)
+    if by != target:
+        state = replace(state, accusers=state.accusers.insert(by))
     entry = Accusation(position=state.position, kind=kind, by=by, text=text, due_at_ms=due_at_ms)
     return put_node(state, replace(before, accusations=(*entries, entry)), before)
 

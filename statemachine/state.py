@@ -316,6 +316,8 @@ class FleetState(Struct, frozen=True, kw_only=True, gc=False):
     """Nodes in SPARE, WARMING or STANDBY: those that may take a slot or need a rehearsal."""
     accused: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
     """Nodes with evidence that their incarnation is gone."""
+    accusers: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
+    """Nodes that may have spoken against another one: what a lost one of them said is void."""
     unsettled: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
     """Nodes about which something other than a loss is to be decided."""
     unready: HashTrieSet[NodeId] = field(default_factory=HashTrieSet)
