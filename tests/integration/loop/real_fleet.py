@@ -50,6 +50,8 @@ class RealFleet:
         self.out = folder / "out"
         self.out.mkdir()
         self.children: dict[str, Child] = {}
+        self.former: list[Child] = []
+        """Those whose name another has taken over."""
         self.state = FleetState()
         self.log: list[e.Recorded] = []
         self._environment = {"CHANGEOVER_ETCD": server.url, "CHANGEOVER_FLEET": name}
@@ -68,6 +70,7 @@ class RealFleet:
         command = [sys.executable, "-m", "worker.agent", "--node", name, "--fleet", self.name]
         command += ["--etcd", self.server.url, "--job", JOB, "--run-dir", str(self.run.logs)]
         command += ["--secret-file", str(self.run.secret), "--lease-ttl-s", str(LEASE_TTL_S)]
+        command += ["--rejoin"]
         command += ["--", sys.executable, str(SCRIPT), "--steps", str(self.declared.steps)]
         command += ["--out", str(self.out), *extra]
         env = {
@@ -76,6 +79,8 @@ class RealFleet:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
         }
+        if name in self.children:
+            self.former.append(self.children[name])
         self.children[name] = Child.started(name, command, self.run.logs / f"agent-{name}.log", env)
 
     def _faults(self, name: str) -> Path:
@@ -193,6 +198,7 @@ async def real_fleet(
     steps: int,
     extra: Sequence[str] = (),
     controllers: int = 1,
+    knobs: dict[str, Any] | None = None,
 ) -> AsyncIterator[RealFleet]:
     """A fleet that trains, with its standbys warm; all of it is gone when the block is left."""
     declared = e.JobDeclared(
@@ -204,7 +210,9 @@ async def real_fleet(
         try:
             for number in range(controllers):
                 fleet.start_controller(f"c{number}")
-            await log.submit_operator("test", declared, round(time.time() * 1000))
+            policy = e.PolicyChanged(version=1, knobs=knobs or {}, by="test")
+            for event in (policy, declared):
+                await log.submit_operator("test", event, round(time.time() * 1000))
             for number in range(nodes + standbys):
                 fleet.start_node(f"n{number}", extra)
             await fleet.until(
@@ -214,5 +222,5 @@ async def real_fleet(
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-            for child in fleet.children.values():
+            for child in (*fleet.children.values(), *fleet.former):
                 await child.stop(0.2)

@@ -124,3 +124,36 @@ async def test_the_control_plane_is_hurt_with_the_run(
         resumed = [said.step for said in fleet.events(e.StepResumed)]
         assert parked_at + 1 in resumed, fleet.story()
         await _ends_as_calm(fleet, calm, ["n1", "n0"])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+async def test_a_restart_by_policy_is_carried_out_by_agents(
+    own_etcd: EtcdServer, tmp_path: Path, calm: Callable[..., Any]
+) -> None:
+    """With nobody to take a slot and a policy that says `restart`, agents come back with fresh
+    processes, and the job goes on from the checkpoint that its script wrote; no operator acts.
+    """
+    extra = [*PACE, "--keep", "20"]
+    async with real_fleet(
+        own_etcd,
+        tmp_path / "fleet",
+        nodes=2,
+        standbys=0,
+        steps=STEPS,
+        extra=extra,
+        knobs={"on_loss": ["standby", "restart"]},
+    ) as fleet:
+        await fleet.until("a checkpoint is there", (fleet.out / "39.checkpoint").exists)
+        fleet.kill("n1")
+        await fleet.until("it is to be restarted", lambda: bool(fleet.events(e.JobRestarted)))
+        fleet.start_node("n1", extra)  # as a machine that was repaired
+        await fleet.until("it runs again", fleet.idle, 90.0)
+        await fleet.goes_on()
+        committed = fleet.events(e.TransitionCommitted)[-1]
+        assert committed.resume_step >= 40, committed
+        assert "load the checkpoint" in committed.reason, committed
+        assert sorted(fleet.lost()) == ["n0", "n1"], fleet.story()
+        digest = await fleet.digest()
+        expected, _ = await calm(2, STEPS)
+        assert digest == expected, fleet.story()
