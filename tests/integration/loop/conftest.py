@@ -14,6 +14,7 @@ SAMPLED = {
     "test_during_a_transition.py": 4,
     "test_each_point.py": 3,
     "test_failed_rehearsals.py": 3,
+    "test_sources.py": 2,
     "test_causes.py": 3,
     "test_frozen.py": 3,
     "test_shrink.py": 3,

@@ -30,7 +30,7 @@ QUICK = {
 """Timeouts of minutes, in seconds."""
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", REASONS)
 async def test_a_failed_rehearsal_is_told_and_done_again(launch: Launch, fault: str) -> None:
     """The event says what went wrong, no member is disturbed, and without the fault it passes."""
@@ -42,7 +42,7 @@ async def test_a_failed_rehearsal_is_told_and_done_again(launch: Launch, fault: 
     path = fleet.folder / "n3.rehearsal-fault"
     path.write_text(fault)
     node = await fleet.start("n3")
-    await fleet.until("it failed", lambda: bool(fleet.events(e.WarmupFailed)), 30.0)
+    await fleet.until("it failed", lambda: bool(fleet.events(e.WarmupFailed)), 60.0)
     failed = fleet.events(e.WarmupFailed)[0].event
     path.unlink()
     if fault != "nan":  # its process is gone: the agent starts another
@@ -50,8 +50,8 @@ async def test_a_failed_rehearsal_is_told_and_done_again(launch: Launch, fault: 
         node.process.close()
         node.channel.close()
         await fleet.start("n3", incarnation=2)
-    await fleet.until("it is warm", lambda: "n3" in fleet.warm(), 30.0)
-    await fleet.until("for all roles", lambda: not fleet.state.unready, 30.0)
+    await fleet.until("it is warm", lambda: "n3" in fleet.warm(), 60.0)
+    await fleet.until("for all roles", lambda: not fleet.state.unready, 60.0)
     await fleet.digests()
 
     assert REASONS[fault] in failed.reason, failed
