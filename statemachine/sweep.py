@@ -52,6 +52,8 @@ METRICS: Final[Mapping[str, Better]] = MappingProxyType(
         "gemm_gflops": Better.HIGHER,
         "memory_gbps": Better.HIGHER,
         "copy_gbps": Better.HIGHER,
+        "device_gflops": Better.HIGHER,
+        "device_sm_clock_mhz": Better.HIGHER,
         "link_mbps": Better.HIGHER,
         "link_latency_us": Better.LOWER,
         "collective_mbps": Better.HIGHER,

@@ -30,6 +30,7 @@ import msgspec
 from statemachine.events import AnyEvent, SweepRequested, SweepRoundFinished
 from statemachine.sweep import PAIR, REFERENCE, SOLO, THIRD
 from worker.agent_facts import now_ms
+from worker.gauges.sampler import GPUS_VARIABLE
 from worker.supervise import Child
 
 log = logging.getLogger("worker.agent")
@@ -40,7 +41,15 @@ ALONE: Final = ("compute", "memory")
 TOGETHER: Final = ("link", "collective")
 """Probes of a node and its partner, or a third party."""
 
-BUDGET_S: Final = {"compute": 1.0, "memory": 1.0, "link": 1.0, "collective": 1.0}
+_DEVICES: Final = ("device",)
+
+BUDGET_S: Final = {
+    "compute": 1.0,
+    "memory": 1.0,
+    "device": 5.0,
+    "link": 1.0,
+    "collective": 1.0,
+}
 """Seconds of measuring that each probe gets, unless `BUDGET_VARIABLE` says otherwise."""
 
 BUDGET_VARIABLE: Final = "CHANGEOVER_PROBE_BUDGET_S"
@@ -94,12 +103,13 @@ class Sweeper:
 
     async def _measure(self, sweep: SweepRequested, name: str) -> dict[str, float]:
         probes, arguments = _probes_of(sweep, name)
-        limit_s = START_S + sum(BUDGET_S[probe] for probe in probes)
+        longest_s = max(BUDGET_S[probe] for probe in probes)
+        limit_s = START_S + longest_s * len(probes)
         if sweep.deadline_at_ms:
             limit_s = min(limit_s, (sweep.deadline_at_ms - now_ms()) / 1000)
         if limit_s <= 0:
             raise RoundFailed(f"no time left for the {_listed(probes)} probe")
-        budget = os.environ.get(BUDGET_VARIABLE, f"{max(BUDGET_S[p] for p in probes):g}")
+        budget = os.environ.get(BUDGET_VARIABLE, f"{longest_s:g}")
         known = ("--secret-file", str(self._secret_path))
         command = _command(probes, ("--budget-s", budget, "--json", *known, *arguments))
         return await run_probe(_listed(probes), command, limit_s)
@@ -108,12 +118,17 @@ class Sweeper:
 def _probes_of(sweep: SweepRequested, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The probes of a round, which one child measures, and their arguments."""
     if name in (SOLO, REFERENCE):
-        return ALONE, ()
+        return (*ALONE, *_DEVICES) if _expects_gpus() else ALONE, ()
     if name in (PAIR, THIRD):
         if not sweep.partner_port:
             raise RoundFailed("the partner has no probe port")
         return TOGETHER, ("--host", sweep.partner_host, "--port", str(sweep.partner_port))
     raise RoundFailed(f"this agent knows no round {name!r}")
+
+
+def _expects_gpus() -> bool:
+    """Whether this node should have GPUs: then a sweep that finds none has measured nothing."""
+    return os.environ.get(GPUS_VARIABLE, "0") not in ("", "0")
 
 
 def _listed(probes: Sequence[str]) -> str:

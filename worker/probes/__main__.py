@@ -21,7 +21,7 @@ from worker.faults import SlowCompute
 for variable in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # read when numpy loads: one thread is what is compared
 
-ALONE: Final = ("compute", "memory")
+ALONE: Final = ("compute", "memory", "device")
 WITH_PARTNER: Final = ("link", "collective")
 
 
@@ -59,6 +59,7 @@ def _measured(args: argparse.Namespace, slow: SlowCompute) -> dict[str, float]:
     alone: dict[str, Callable[[float, SlowCompute], dict[str, float]]] = {
         "compute": compute.measure,
         "memory": memory.measure,
+        "device": _device,
     }
     together = {"link": link.measure, "collective": collective.measure}
     found: dict[str, float] = {}
@@ -70,6 +71,15 @@ def _measured(args: argparse.Namespace, slow: SlowCompute) -> dict[str, float]:
             ends = ends or wire.connect(args.host, args.port, _secret(args))
             found |= together[probe](args.budget_s, slow, ends)
     return found
+
+
+def _device(budget_s: float, slow: SlowCompute) -> dict[str, float]:
+    """The probe of GPUs, which alone needs torch."""
+    try:
+        from worker.probes import device
+    except ImportError as error:
+        raise OSError(f"no torch: {error}") from error
+    return device.measure(budget_s, slow)
 
 
 def _secret(args: argparse.Namespace) -> bytes | None:

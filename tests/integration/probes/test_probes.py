@@ -248,6 +248,38 @@ def test_best_median_and_variation_are_what_they_say() -> None:
     )
 
 
+def test_devices_are_measured_alone_and_in_pairs() -> None:
+    """On any device that torch knows: each computes, and each pair copies, both ways."""
+    from worker.probes import device
+
+    found = device.measure(0.4, SlowCompute(None), ["cpu", "cpu"])
+    paths = [f"copy_gbps_{way}_best" for way in ("h2d_0", "d2h_0", "h2d_1", "d2h_1", "0_1", "1_0")]
+
+    assert {"device_gflops_0_best", "device_gflops_1_cv", *paths} <= set(found)
+    assert all(math.isfinite(value) and value > 0 for value in found.values())
+
+
+def test_where_there_is_no_gpu_the_probe_of_gpus_fails_in_one_line() -> None:
+    """Exit code 1 and the cause: what could not be measured is no measurement."""
+    done = run("--probe", "device", "--json", CUDA_VISIBLE_DEVICES="")
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no GPU that torch can use" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.gpu
+def test_real_gpus_are_measured() -> None:
+    """Every GPU of this machine computes above 10 TFLOPS and tells its clock after the load."""
+    done = run("--probe", "device", "--budget-s", "5", "--json")
+    if "no GPU" in done.stderr:
+        pytest.skip("no GPU on this machine")
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    assert found["device_gflops_0_best"] > 10_000
+    assert found["device_sm_clock_mhz_best"] > 100
+    assert found["copy_gbps_h2d_0_best"] > 1
+
+
 def test_probes_start_without_torch() -> None:
     """A sweep does not wait for an import that it has no use for."""
     program = (
