@@ -7,10 +7,12 @@ program that was run, a scheduler's command line, a scrape, a heartbeat, and its
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -182,3 +184,25 @@ def test_somebody_outside_hears_that_it_works(controller: Controller) -> None:
     controller.until("no heartbeat", lambda: len(controller.beats) >= before + 2)
 
     assert controller.beats[-1].endswith("/heartbeat")
+
+
+def test_the_page_alone_runs_beside_a_fleet_and_ends_on_ctrl_c(controller: Controller) -> None:
+    """It says where it is, answers, and leaves nothing behind."""
+    settings = controller.folder / "changeover.toml"
+    command = [sys.executable, "-m", "controlplane", "page", "--config", str(settings)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        url = said.rpartition(" ")[2].strip()
+
+        def healthy() -> bool:
+            try:
+                with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:  # noqa: S310
+                    return bool(answer.status == 200)
+            except urllib.error.HTTPError:
+                return False
+
+        assert said.startswith("fleet outside-")
+        controller.until("the page never followed the log", healthy)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
