@@ -7,6 +7,7 @@ the nearest known one. Tables of bounds are literal, so that a reader sees every
 import difflib
 import tomllib
 from collections.abc import Mapping
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from msgspec import Struct
 from simulator import scenario as s
 from simulator.errors import BadScenario
 from simulator.models import COMPONENTS, MODELS
+from simulator.parts import STRATEGIES
 from statemachine.errors import BadLayout, BadPolicy
 from statemachine.layout import Layout
 from statemachine.policy import Policy, policy_of
@@ -126,6 +128,10 @@ def _refuse_unknown(raw: Mapping[str, Any], kind: type[Struct], source: str, at:
             raise BadScenario(f"{source}: {at}{key} = {value!r}: no such key; {hint}")
         if not at and key in _TABLES and isinstance(value, Mapping):
             _refuse_unknown(value, _TABLES[key], source, f"{key}.")
+        if at == "faults." and key == "classes" and isinstance(value, list):
+            for number, entry in enumerate(value):
+                if isinstance(entry, Mapping):
+                    _refuse_unknown(entry, s.ClassTable, source, f"faults.classes[{number}].")
 
 
 def _get(scenario: s.Scenario, path: str) -> Any:
@@ -149,8 +155,8 @@ def check(scenario: s.Scenario, source: str = "scenario") -> None:
         if not 0 <= _get(scenario, path) <= 1:
             raise refuse(path, "must be from 0 to 1")
     for path in _ABOVE_ZERO:
-        if not _get(scenario, path) > 0:
-            raise refuse(path, "must be above 0")
+        if not 0 < _get(scenario, path) < inf:
+            raise refuse(path, "must be above 0, and finite")
     for path, allowed in _CHOICES.items():
         if _get(scenario, path) not in allowed:
             near = difflib.get_close_matches(_get(scenario, path), allowed, n=1)
@@ -160,6 +166,8 @@ def check(scenario: s.Scenario, source: str = "scenario") -> None:
         record = getattr(scenario, table)
         for name in record.__struct_fields__:
             value = getattr(record, name)
+            if isinstance(value, float) and not isfinite(value):
+                raise refuse(f"{table}.{name}", "must be a finite number")
             if isinstance(value, int | float) and value < 0:
                 raise refuse(f"{table}.{name}", "must not be negative")
     _check_together(scenario, source)
@@ -179,6 +187,8 @@ def _check_together(scenario: s.Scenario, source: str) -> None:
         raise bad(f"fleet.nodes = {fleet.nodes}: fewer than {wanted} that the job asks for")
     if len(scenario.grey.severities) != len(scenario.grey.weights):
         raise bad(f"grey.weights = {scenario.grey.weights!r}: one for each of grey.severities")
+    if any(weight < 0 for weight in scenario.grey.weights) or not sum(scenario.grey.weights):
+        raise bad(f"grey.weights = {scenario.grey.weights!r}: none below 0, and not all 0")
     if any(severity < 1 for severity in scenario.grey.severities):
         raise bad(f"grey.severities = {scenario.grey.severities!r}: each must be at least 1")
     shares = sum(each.share for each in scenario.faults.classes)
@@ -198,6 +208,14 @@ def _check_together(scenario: s.Scenario, source: str) -> None:
             near = difflib.get_close_matches(name, COMPONENTS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COMPONENTS)}"
             raise bad(f"costs.overrides.{name}: no such component; {hint}")
+        if not 0 <= scenario.costs.overrides[name] < inf:
+            value = scenario.costs.overrides[name]
+            raise bad(f"costs.overrides.{name} = {value!r}: seconds, not below 0")
+    for name in scenario.strategies:
+        if name not in STRATEGIES:
+            near = difflib.get_close_matches(name, STRATEGIES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(STRATEGIES)}"
+            raise bad(f"strategies: {name!r}: no such strategy; {hint}")
     policy_for(scenario, source)
 
 

@@ -18,6 +18,15 @@ REFUSED = {
     "unknown component": ("[costs.overrides]\ntransfer = 1", "did you mean transfer_s?"),
     "impossible layout": ("[job]\naxes = { pp = 3, tp = 3 }", "job.axes = {'pp': 3, 'tp': 3}"),
     "unsafe policy": ("[policy]\nlease_ttl_s = 1", "policy"),
+    "a time without end": ("days = inf", "days = inf: must be above 0, and finite"),
+    "no number": ("[repair]\nmean_h = nan", "repair.mean_h = nan: must be a finite number"),
+    "unknown key in a class": (
+        '[[faults.classes]]\nname = "x"\nshare = 1\ndetct_s = 3',
+        "faults.classes[0].detct_s = 3: no such key; did you mean faults.classes[0].detect_s?",
+    ),
+    "unknown strategy": ('strategies = ["hot-spare"]', "did you mean hot-spares?"),
+    "negative cost": ("[costs.overrides]\ndelta_s = -1", "costs.overrides.delta_s = -1.0: seconds"),
+    "no weights": ("[grey]\nweights = [0, 0, 0]", "none below 0, and not all 0"),
     "no samples": ('[repair]\nkind = "resample"', "needs repair.samples_h or repair.trace"),
     "no TOML": ("days = = 1", "no TOML"),
 }
