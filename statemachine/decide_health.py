@@ -216,12 +216,16 @@ def _after_sweep(
     sweep: Sweep, node: Node, finished: e.SweepFinished, now_ms: int, policy: Policy
 ) -> e.AnyEvent:
     """Where a node goes from its sweep: a pass clears it, a fail is an entry into quarantine. What
-    could not tell changes nothing: a node that was in no quarantine goes back to where it was.
+    could not tell changes nothing: a node that was in no quarantine goes back to where it was. One
+    that does not pass again and again is an operator's.
     """
     reason = f"sweep {finished.sweep} {finished.outcome}: {finished.reason}"
     if finished.outcome is e.SweepOutcome.PASSED:
         return _certificate(sweep, node, now_ms, policy, f"sweep {finished.sweep} passed")
     if finished.outcome is e.SweepOutcome.FAILED or node.quarantine:
+        tries = node.sweeps_failed + 1
+        if tries >= policy.sweep_tries_max:
+            return _retire(node, f"{tries} sweeps in a row without a pass: {reason}").events[0]
         return _quarantine(node, reason, now_ms, policy).events[0]
     return (_drain(node) if node.drained_by else _pool(node, reason)).events[0]
 

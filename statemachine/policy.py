@@ -60,6 +60,8 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     """How long a launch with every slot filled waits for the standbys that the job asked for."""
     retry_cooldown_s: float = 5.0
     """Pause after an aborted planned transition, a failed warm-up or a sweep that did not pass."""
+    sweep_tries_max: int = 10
+    """Sweeps in a row that a node may not pass; with the last of them it is retired."""
     sweep_retry_s_max: float = 3600.0
     """The pause after a sweep doubles with each one in a row that is not passed, up to this."""
     on_loss: tuple[str, ...] = ("standby", "cold", "wait")
@@ -97,6 +99,8 @@ class Policy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             raise BadPolicy(f"policy.harmful_nodes_max = {self.harmful_nodes_max}: must be >= 0")
         if self.warmup_memory_mib < 0:
             raise BadPolicy(f"policy.warmup_memory_mib = {self.warmup_memory_mib}: must be >= 0")
+        if self.sweep_tries_max < 1:
+            raise BadPolicy(f"policy.sweep_tries_max = {self.sweep_tries_max}: must be >= 1")
         if self.replicas_min < 1:
             raise BadPolicy(f"policy.replicas_min = {self.replicas_min}: must be >= 1")
         if len(set(self.on_loss)) < len(self.on_loss) or not set(self.on_loss) <= set(ON_LOSS):
