@@ -9,6 +9,7 @@ Blind, each named: no library, no driver, fewer devices than expected, a device 
 """
 
 import json
+import os
 import select
 import subprocess
 import sys
@@ -109,7 +110,7 @@ class NvmlGauges:
             left_s = ends_at_s - time.monotonic()
             if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
                 raise OSError(f"no answer from NVML within {self._deadline_s:g} s")
-            part = self._child.stdout.read1(65536)  # type: ignore[attr-defined] - it is buffered
+            part = os.read(fd, 65536)
             if not part:
                 raise OSError("the NVML child ended")
             line += part
