@@ -54,6 +54,9 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(site: Path) -> None:
     """Every guide is a page, the program's own reference too, and a page works offline."""
     for name in ("index", "embed", "operate/guide", "operate/runbooks", "reference/cli", "faq"):
         assert (site / f"{name}.html").is_file(), name
+    drawn = (site / "internals/lifecycle.html").read_text("utf-8")
+    assert drawn.count("<svg") == 3
+    assert "stateDiagram" not in drawn
     assert "TransitionPlanned" in (site / "reference/events.html").read_text("utf-8")
     for page in site.rglob("*.html"):
         asked = Asked()
