@@ -96,6 +96,12 @@ class BulkStream:
     # --- sending ----------------------------------------------------------------------------------
 
     @property
+    def descriptors(self) -> set[int]:
+        """What a lane of this stream may be waiting for."""
+        room = set() if self._writer is None else {self._writer.want_room[0]}
+        return {self.want_read[0], *room}
+
+    @property
     def want_room(self) -> tuple[int, int]:
         """What to wait for when `begin_send` found no room."""
         assert self._writer is not None

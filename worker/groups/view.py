@@ -76,7 +76,7 @@ class View:
     def index_of_fds(self, fds: list[int]) -> int | None:
         """The member behind the first of these descriptors."""
         for link in self.all_links:
-            if link.bulk.want_read[0] in fds:
+            if not link.bulk.descriptors.isdisjoint(fds):
                 return self.index_of(link)
         return None
 

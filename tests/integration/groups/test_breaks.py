@@ -188,8 +188,14 @@ def test_a_group_broken_at_an_epoch_some_have_not_reached_breaks_there_too(fleet
     assert fleet["n1"].tell("look", "dp")["broken"]
 
 
-def test_the_backstop_breaks_a_group_that_nobody_told(fleet: Fleet) -> None:
-    """With a frozen peer and no agent, a collective ends after its timeout, naming the peer."""
+@pytest.mark.parametrize(("operation", "size"), [("all_reduce", 10), ("broadcast", MIDDLE)])
+def test_the_backstop_breaks_a_group_that_nobody_told(
+    fleet: Fleet, operation: str, size: int
+) -> None:
+    """With a frozen peer and no agent, a collective ends after its timeout, naming the peer.
+
+    Whether it waits for bytes, or for room in memory that it shares with the peer.
+    """
     nodes = NODES[:2]
     fleet.spawn(*nodes)
     fleet.make("dp", nodes, 2, op_timeout_s=0.5)
@@ -197,7 +203,7 @@ def test_the_backstop_breaks_a_group_that_nobody_told(fleet: Fleet) -> None:
     fleet.each("prepare", plans)
     fleet.each("switch", plans)
     fleet["n1"].send_signal(signal.SIGSTOP)
-    answer = fleet["n0"].tell("collective", "dp", "all_reduce", "float32", 10)
+    answer = fleet["n0"].tell("collective", "dp", operation, "float32", size)
     seen = fleet["n0"].tell("look", "dp")
 
     assert answer["broken"]
