@@ -69,13 +69,19 @@ class Hub:
         self._readers: set[MemoryObjectSendStream[bytes]] = set()
 
     async def run(self) -> NoReturn:
-        """Follow until cancelled; a store that is away is waited for."""
+        """Follow until cancelled; a store that is away is waited for.
+
+        Whatever else goes wrong here is told and begun anew: a page must not end a controller.
+        """
         while True:
             try:
                 async with watching(self.log) as watcher:
                     await self._follow(watcher)
             except* EventLogError as error:
                 journal.warn("the page cannot follow the log", why=error.exceptions[0])
+            except* Exception as error:  # noqa: BLE001 - see above
+                fault = error.exceptions[0]
+                journal.warn("a fault of the page", kind=type(fault).__name__, why=fault)
             self.watcher = None
             await anyio.sleep(RETRY_S)
 

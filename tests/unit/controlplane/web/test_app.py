@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from controlplane.errors import BadConfig
 from controlplane.eventlog import EventLog
 from controlplane.eventlog.memory import MemoryStore
+from controlplane.picture import Watcher
 from controlplane.web.app import PART_TYPES
+from controlplane.web.hub import Hub
 from controlplane.web.serving import Address, address_of, read_token, serving
 from statemachine import events as e
 from tests.unit.controlplane.web.conftest import TOKEN, Answer, Served, serving_fleet
@@ -167,6 +170,35 @@ async def test_metrics_are_of_the_same_picture(served: Served) -> None:
 
     assert 'changeover_leader{controller="c0"} 1.0' in text
     assert "changeover_log_position" in text
+
+
+class Broken(Hub):
+    """A hub with a fault: the first time that it follows, it raises."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__(log)
+        self.tries = 0
+
+    async def _follow(self, watcher: Watcher) -> NoReturn:
+        self.tries += 1
+        if self.tries == 1:
+            raise ZeroDivisionError("ours")
+        await super()._follow(watcher)
+
+
+async def test_a_fault_of_the_page_ends_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told, and begun anew."""
+    monkeypatch.setattr("controlplane.web.hub.RETRY_S", 0.01)
+    logging.getLogger("changeover").propagate = True
+    hub = Broken(EventLog(MemoryStore(), "lab"))
+    with anyio.fail_after(10):
+        async with serving(hub.log, Address("127.0.0.1", 0), hub=hub):
+            await hub.connected.wait()
+
+    assert hub.tries == 2
+    assert "a fault of the page" in caplog.text
 
 
 # --- settings ---------------------------------------------------------------------------------
