@@ -192,6 +192,8 @@ class JobDeclared(Event, frozen=True, tag=True):
     """An operator asked for a job: ordered axes with sizes, ranks per node, seed.
 
     `axes` maps axis name to size, outermost first; `groups` names further groups as sets of axes.
+    `replica_axis` is the axis along which ranks hold equal state; empty where none do, as with an
+    optimizer that is sharded over the replicas.
     """
 
     job: JobId
@@ -203,6 +205,7 @@ class JobDeclared(Event, frozen=True, tag=True):
     seed: int = 0
     steps: int = 0
     by: str = ""
+    replica_axis: str = "dp"
 
 
 class JobStopRequested(Event, frozen=True, tag=True):

@@ -22,6 +22,7 @@ def declared(state: FleetState, event: e.JobDeclared) -> FleetState:
             ranks_per_node=event.ranks_per_node,
             groups=event.groups,
             rank_sets=event.rank_sets,
+            replica_axis=event.replica_axis,
         )
     except BadLayout:
         return state

@@ -31,6 +31,7 @@ def layout_of(declared: JobDeclared) -> Layout:
         ranks_per_node=declared.ranks_per_node,
         groups=declared.groups,
         rank_sets=declared.rank_sets,
+        replica_axis=declared.replica_axis,
     )
 
 

@@ -59,6 +59,12 @@ def _sizes(
 )
 @click.option("--ranks-per-node", default=1, type=click.IntRange(1), show_default=True)
 @click.option("--group", "groups", multiple=True, callback=_pairs, metavar="NAME=AXIS+AXIS")
+@click.option(
+    "--replica-axis",
+    default="dp",
+    show_default=True,
+    help="along which ranks hold equal state; '' if none do (a sharded optimizer)",
+)
 @click.option("--standbys", default=0, type=click.IntRange(0), show_default=True)
 @click.option("--seed", default=0, type=int, show_default=True)
 @click.option("--steps", default=0, type=click.IntRange(0), help="0: until told to stop")
@@ -70,6 +76,7 @@ def declare(
     axes: dict[str, int],
     ranks_per_node: int,
     groups: dict[str, str],
+    replica_axis: str,
     standbys: int,
     seed: int,
     steps: int,
@@ -83,7 +90,9 @@ def declare(
     named = {group: tuple(joined.split("+")) for group, joined in groups.items()}
     try:
         check_name("job", name)
-        layout = Layout.of(axes, ranks_per_node=ranks_per_node, groups=named)
+        layout = Layout.of(
+            axes, ranks_per_node=ranks_per_node, groups=named, replica_axis=replica_axis
+        )
     except (BadName, BadLayout) as error:
         raise click.UsageError(str(error)) from error
     _refuse_if_declared(settings, name)
@@ -92,6 +101,7 @@ def declare(
         axes=axes,
         ranks_per_node=ranks_per_node,
         groups=named,
+        replica_axis=replica_axis,
         standbys=standbys,
         seed=seed,
         steps=steps,

@@ -15,6 +15,7 @@ SAMPLED = {
     "test_each_point.py": 3,
     "test_failed_rehearsals.py": 3,
     "test_sources.py": 2,
+    "test_sharded.py": 3,
     "test_causes.py": 3,
     "test_frozen.py": 3,
     "test_shrink.py": 3,
@@ -61,11 +62,17 @@ async def launch(zygote: Any, tmp_path: Path) -> AsyncIterator[Launch]:
         knobs: dict[str, Any] | None = None,
         script: Path = SCRIPT,
         machines: dict[str, Machine] | None = None,
+        more: dict[str, Any] | None = None,
     ) -> CoreFleet:
         folder = tmp_path / f"fleet{len(fleets)}"
         folder.mkdir()
         declared = e.JobDeclared(
-            job=JOB, axes=axes or {"dp": nodes}, standbys=standbys, seed=7, steps=steps
+            job=JOB,
+            axes=axes or {"dp": nodes},
+            standbys=standbys,
+            seed=7,
+            steps=steps,
+            **(more or {}),
         )
         fleet = CoreFleet(zygote, folder, declared, extra or [], script)
         fleets.append(fleet)
