@@ -28,6 +28,7 @@ from controlplane.eventlog import (
     Retry,
     open_store,
 )
+from controlplane.eventlog.opening import store_class
 from controlplane.eventlog.versions import judge_version
 from controlplane.eventlog.view import running
 from controlplane.leadership import Preview, win
@@ -57,6 +58,7 @@ async def opened(settings: Settings) -> AsyncIterator[EventLog]:
         UnsupportedServer: the store is too old.
         ValueError: the URL or a TLS file is wrong.
     """
+    store_class(settings.client)  # loads it, before the clock runs
     try:
         with anyio.fail_after(OPEN_S):
             store = await open_store(

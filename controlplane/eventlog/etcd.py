@@ -80,7 +80,7 @@ _CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # which is how long one attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.use_local_subchannel_pool", 1),

@@ -38,7 +38,7 @@ async def open_store(
 
     endpoints = parse_url(url)
     target = await anyio.to_thread.run_sync(resolve, endpoints)  # may ask a name server
-    store = _store_of(client)(endpoints, target, tls)
+    store = store_class(client)(endpoints, target, tls)
     try:
         judge_version((await store.server_info()).version, demo=demo)
     except BaseException:
@@ -48,7 +48,11 @@ async def open_store(
     return store
 
 
-def _store_of(client: str) -> type[EtcdStore]:
+def store_class(client: str) -> type[EtcdStore]:
+    """Import a client. Takes a second or more on a slow machine: not to be put under a deadline.
+
+    Raises ClientMissing, and ValueError for a client that there is not.
+    """
     if client == "thin":
         from controlplane.eventlog.etcd import EtcdStore
 

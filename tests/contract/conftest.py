@@ -77,6 +77,7 @@ class Relay:
         self.port = 0
         self.lose_answer = False
         self.silent = False
+        self.delay_s = 0.0
         self.connections = 0
         self._behind = port
         self._writers: set[asyncio.StreamWriter] = set()
@@ -128,6 +129,8 @@ class Relay:
             while chunk := await reader.read(65536):
                 while self.silent:  # noqa: ASYNC110 - a flag is set from many places
                     await asyncio.sleep(0.005)
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
                 if self.lose_answer and not back:
                     self._asked = True
                 elif self.lose_answer and self._asked:

@@ -293,6 +293,15 @@ async def test_a_server_that_comes_back_is_used_at_once(own_etcd: EtcdServer) ->
     assert took_s < 3
 
 
+async def test_a_slow_connection_is_waited_for(relay: Relay, root: bytes) -> None:
+    """A handshake of half a second, as over TLS to a busy server, is no refusal."""
+    relay.delay_s = 0.2
+    async with opened(f"http://127.0.0.1:{relay.port}") as store:
+        assert (await store.txn((), (Put(root, b""),))).succeeded
+
+    assert relay.connections == 1
+
+
 async def test_a_dead_server_costs_no_core(own_etcd: EtcdServer) -> None:
     """Who waits for one, with watches open, does not spin."""
     async with opened(own_etcd.url) as store, viewing(store, (b"a", b""), lambda kv: kv) as view:
