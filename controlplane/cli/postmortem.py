@@ -265,9 +265,11 @@ def diff(log: Path, *, fleet: str, beyond: bool, as_json: bool, one: str, other:
 def states_at(file: LogFile, texts: tuple[str, ...]) -> list[FleetState]:
     """The states at some moments, through an index where that pays."""
     from controlplane.cli.progress import Progress, counted
+    from controlplane.postmortem.checking import checked
     from controlplane.postmortem.index import SnapshotUnusable, make_index, open_index
     from controlplane.postmortem.logfile import LogFile
     from controlplane.postmortem.moments import moment_of
+    from statemachine.errors import NotInHistory
     from statemachine.history import History
 
     plain = file.path.is_file()
@@ -282,13 +284,17 @@ def states_at(file: LogFile, texts: tuple[str, ...]) -> list[FleetState]:
                 return [index.state_at(moment_of(text, *index.span)) for text in texts]
             except SnapshotUnusable as error:
                 print(f"changeover: {file.path}.index: {error}: not used", file=sys.stderr)
-    history = History(counted(file.entries(), "events read:"), keep_every=64)
+    history = History(counted(checked(file), "events read:"), keep_every=64)
     first_ms = next(iter(history.entries()), None)
     span_ms = (first_ms.at_ms if first_ms is not None else 0, history.head.at_ms)
     found = []
-    for text in texts:
-        moment = moment_of(text, *span_ms)
-        found.append(history.state_at(moment.position, at_ms=moment.at_ms))
+    try:
+        for text in texts:
+            moment = moment_of(text, *span_ms)
+            found.append(history.state_at(moment.position, at_ms=moment.at_ms))
+    except NotInHistory:
+        say_first(file)  # it may be damage that keeps us from there
+        raise
     return found
 
 

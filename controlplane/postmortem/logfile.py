@@ -35,7 +35,8 @@ class Damage(Struct, frozen=True, kw_only=True):
     after: Position
     """The last position before it; 0 if there is none."""
     kind: str
-    """``unreadable``, ``hole``, ``disorder``, ``backwards``, ``cut`` or ``beginning``."""
+    """``unreadable``, ``hole``, ``disorder``, ``backwards``, ``cut``, ``beginning`` or
+    ``impossible``."""
     words: str
 
     def __str__(self) -> str:
@@ -67,7 +68,7 @@ class LogFile:
         """Lines behind the damage at which reading stopped."""
         self.offset = offset
         """Where the entry begins that was given last, in bytes of the file."""
-        self._beyond = beyond
+        self.reads_on = beyond
         self._fleet = fleet
         self._begin = offset
         self._segment = ""
@@ -89,15 +90,15 @@ class LogFile:
             try:
                 recorded = decode(raw)
             except CodecError as error:
-                self._hurt(self._where(number, offset), "unreadable", str(error))
-                stopped = not self._beyond
+                self.hurt(self._where(number, offset), "unreadable", str(error))
+                stopped = not self.reads_on
                 self.unread += stopped
                 continue
             in_order = recorded.position == self._last + 1 and recorded.at_ms >= self._at_ms
             if in_order and self._last:
                 self._last, self._at_ms = recorded.position, recorded.at_ms
             elif not self._fits(self._where(number, offset), recorded):
-                stopped = not self._beyond
+                stopped = not self.reads_on
                 self.unread += stopped
                 continue
             if type(recorded.event) is UnknownEvent:
@@ -158,7 +159,7 @@ class LogFile:
                 for number, raw in enumerate(file, 1):
                     if raw[-1:] != b"\n":
                         where = self._where(number, offset)
-                        self._hurt(where, "cut", "the file ends within this line")
+                        self.hurt(where, "cut", "the file ends within this line")
                         return
                     if len(raw) > 1:
                         yield number, offset, raw
@@ -175,7 +176,7 @@ class LogFile:
                 for entry in read_segment(segment):
                     yield 0, 0, entry.raw
         except LogCorrupt as error:
-            self._hurt(str(self.path), "unreadable", str(error))
+            self.hurt(str(self.path), "unreadable", str(error))
 
     # --- entries ------------------------------------------------------------------------------
 
@@ -185,23 +186,24 @@ class LogFile:
         fits = True
         if not after and position > 1:
             words = f"the log begins with position {position}: what was before is not in the answer"
-            self._hurt(where, "beginning", words)
+            self.hurt(where, "beginning", words)
         elif position <= after:
-            self._hurt(where, "disorder", f"position {position} comes again, or too late")
+            self.hurt(where, "disorder", f"position {position} comes again, or too late")
             fits = False
         elif after and position != after + 1:
             missing = f"position {after + 1}" + (
                 f" to {position - 1} are" if position > after + 2 else " is"
             )
-            self._hurt(where, "hole", f"{missing} missing")
-            fits = self._beyond
+            self.hurt(where, "hole", f"{missing} missing")
+            fits = self.reads_on
         if recorded.at_ms < self._at_ms:
             back_ms = self._at_ms - recorded.at_ms
-            self._hurt(where, "backwards", f"its time is {back_ms} ms before the last one's")
-            fits = fits and self._beyond
+            self.hurt(where, "backwards", f"its time is {back_ms} ms before the last one's")
+            fits = fits and self.reads_on
         if fits:
             self._last, self._at_ms = position, max(self._at_ms, recorded.at_ms)
         return fits
 
-    def _hurt(self, where: str, kind: str, words: str) -> None:
+    def hurt(self, where: str, kind: str, words: str) -> None:
+        """Note a place of damage."""
         self.damage.append(Damage(where=where, after=self._last, kind=kind, words=words))

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from controlplane.postmortem.chains import LINKS, Chains
+from controlplane.postmortem.checking import checked
 from controlplane.postmortem.logfile import LogFile
 from statemachine.accounting import Account, Accounts, Ledger
 from statemachine.events import Recorded
@@ -48,7 +49,7 @@ def tell(
         UsageError: the file cannot be read.
     """
     ledger, kinds, chains = Ledger(), Counter[type](), Chains()
-    for recorded in log.entries():
+    for recorded in checked(log):
         kind = type(recorded.event)
         kinds[kind] += 1
         if kind in LINKS:

@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from controlplane.lines import words_of
+from controlplane.postmortem.checking import checked
 from controlplane.postmortem.logfile import LogFile
 from controlplane.postmortem.stretches import EpochStretch, NodeStretch, Stretches
 from statemachine import events as e
@@ -109,7 +110,7 @@ class _Tracer:
             }
         state, stretches = FleetState(), Stretches()
         open_transitions: dict[JobId, int] = {}
-        for recorded in log.entries():
+        for recorded in checked(log):
             self.began_ms = self.began_ms or recorded.at_ms
             before, state = state, evolve(state, recorded)
             nodes, epochs = stretches.hear(before, recorded, state)

@@ -153,6 +153,27 @@ def test_what_is_wrong_is_said_first_and_the_rest_as_far_as_it_goes(
     assert found["damage"][0]["kind"] == "hole"
 
 
+@pytest.mark.parametrize("verb", [("timeline",), ("at", "60"), ("diff", "1", "60"), ("replay",)])
+def test_a_flipped_byte_that_still_decodes_is_told_where_it_cannot_be(
+    run: Run, damaged: Callable[[Change], Path], verb: tuple[str, ...]
+) -> None:
+    """Epoch 2 became 6: no line is wrong by itself, and no fleet ever did that."""
+    log = damaged(
+        lambda lines: [
+            raw.replace(b'"transition":2,"epoch":2,"resume', b'"transition":2,"epoch":6,"resume')
+            for raw in lines
+        ]
+    )
+
+    code, out, err = run(verb[0], log, *verb[1:])
+
+    if verb[0] in ("timeline", "replay"):
+        assert code == 1
+        assert out
+    assert "position 40" in err
+    assert "epoch" in err
+
+
 @pytest.mark.parametrize("verb", ["replay", "timeline"])
 @pytest.mark.parametrize("content", [b"\x00\xff" * 100, b"{}\n", b'{"position":"x"}\n'])
 def test_what_is_no_log_is_told_and_never_a_traceback(
