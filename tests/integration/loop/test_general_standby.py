@@ -28,10 +28,12 @@ async def run_of(launch: Launch, standbys: int, extra: list[str], **more: Any) -
     return await launch(nodes=nodes, standbys=standbys, extra=extra, script=SCRIPT, **more)
 
 
-async def calm_of(launch: Launch, extra: list[str], **more: Any) -> tuple[Any, Any]:
+async def calm_of(
+    launch: Launch, extra: list[str], within_s: float = 60.0, **more: Any
+) -> tuple[Any, Any]:
     """Weights by slot, and losses, of a run that nobody disturbs."""
     fleet = await run_of(launch, 0, extra, **more)
-    digests = await fleet.digests()
+    digests = await fleet.digests(within_s)
     losses = fleet.losses()
     await fleet.stop()
     return digests, losses
@@ -168,3 +170,25 @@ async def test_the_proof_of_the_sandbox_would_see_a_leak(launch: Launch, leak: s
     await warm(fleet)
 
     assert fleet.crossed(fleet.traffic("n6")), "the leak went unseen"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1500)
+async def test_compiled_stages_are_rehearsed_and_taken(launch: Launch) -> None:
+    """With torch.compile a standby has compiled every stage before it takes one: its first step
+    compiles nothing, and the weights are those of a calm run.
+    """
+    axes = {"pp": 3, "dp": 2}
+    expected, _ = await calm_of(launch, ["--compile"], axes=axes, steps=60, within_s=600.0)
+    fleet = await run_of(launch, 1, [*SLOW, "--compile"], axes=axes, steps=60)
+    await fleet.until("warm", lambda: len(fleet.warm()) >= 1 and fleet.idle(), 600.0)
+    await fleet.until("warm for every role", lambda: not fleet.state.unready, 600.0)
+    (standby,) = fleet.warm()
+    told = passed(fleet, standby)
+    assert await lose(fleet, 1) == standby
+    digests = await fleet.digests(600.0)
+    (resumed,) = [r.event for r in fleet.events(e.StepResumed) if r.event.node == standby]
+
+    assert digests == expected, fleet.story()
+    assert told.keys() == ROLES
+    assert resumed.step_ms < told["first"].first_step_ms / 2, "the rehearsal paid for compiling"

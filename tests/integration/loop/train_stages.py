@@ -7,6 +7,7 @@ place in the middle of a rehearsed step, after the answers of the other stages h
 import argparse
 import faulthandler
 import json
+import os
 import signal
 import socket
 import sys
@@ -130,6 +131,9 @@ def main() -> None:
     parser.add_argument("--copy", type=int, default=0, metavar="STEPS")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.compile:  # one cache for the fleet, gone with its folder
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.out / "inductor"))
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     run = worker.join()
     corpus = Corpus(bytes(range(256)) * 64, batch=4, context=SHAPE.context, seed=run.seed)
     pipeline = Pipeline(run, replace(SHAPE, width=args.width), corpus, 2)
