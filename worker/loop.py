@@ -300,6 +300,7 @@ class Run:
     def _committed(self, step: Step) -> None:
         step_ms = self._pulse.end_step(step.index)
         self._next = step.index + 1
+        self._finished = False  # whoever stopped too early ends again
         assert self._seat is not None
         told = step.order is None
         self._progress.committed(step.index, self._seat, step_ms, self._pulse.loss, told=told)
