@@ -50,6 +50,11 @@ def calibrate(log: Sequence[e.Recorded], scenario: Scenario) -> tuple[Measured, 
         for told in found
         if told.motive is e.Motive.PLANNED and told.downtime_ms is not None
     ]
+    samples["prepare_s"] = [
+        told.phases_ms["prepare"] / 1000
+        for told in found
+        if told.motive is e.Motive.PLANNED and "prepare" in told.phases_ms
+    ]
     samples["rehearse_s"] = [
         entry.event.took_ms / 1000 for entry in log if isinstance(entry.event, e.WarmupPassed)
     ]

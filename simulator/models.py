@@ -23,10 +23,12 @@ COMPONENTS: Final = (
     "detect_s",
     "rehearse_s",
     "planned_s",
+    "prepare_s",
 )
 """stop and clean-up; choosing machines; checkpoint load; all communicators anew; cold warm-up;
 the delta of one swap; the state of one slot; the rest of a switch; detection; one role's rehearsal;
-the whole pause of a planned swap, which is else the sum of delta, state and rest.
+the whole pause of a planned swap, which is else the sum of delta, state and rest; the time beside
+the run in which a planned swap is prepared.
 """
 
 

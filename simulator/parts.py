@@ -166,7 +166,7 @@ def costs_of(scenario: Scenario, recipe: Recipe) -> Costs:
         ),
         pause_unplanned_s=_pause(scenario, recipe, model, parts, model.unplanned.at(gpus)),
         cold_s=model.no_standby.at(gpus),
-        prepare_s=parts["connect_s"],
+        prepare_s=given.get("prepare_s", parts["connect_s"]),
         rehearse_s=given.get("rehearse_s", model.rehearse_s),
         rehearse_next_s=given.get("rehearse_s", JIT_S),
         restart_s=restart_s,

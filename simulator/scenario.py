@@ -131,6 +131,8 @@ class GuardTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     monitor: bool = False
     sweep: bool = False
+    triage: bool = True
+    """With sweeps, whether a machine that was lost is swept before it comes back."""
     pair: bool = True
     """Whether the sweep has a round with a partner, which sees links and copies as well."""
     solo_sees: float = 0.4

@@ -148,10 +148,25 @@ def _scenario(
             transfer_gbps=0.0,
         ),
         costs=replace(scenario.costs, infra=False, overrides=costs),
-        guard=replace(scenario.guard, sweep_s=sweep_s, window_s=1.0, false_fail=0.0),
-        repair=replace(scenario.repair, kind="fixed"),
+        guard=replace(
+            scenario.guard,
+            triage=False,
+            sweep_s=sweep_s,
+            window_s=1.0,
+            peers=max(3, scenario.slots - 1),
+            solo_sees=1.0,  # what is injected is the node's own work
+            false_pass=0.0,
+            false_fail=0.0,
+        ),
+        repair=replace(scenario.repair, kind="fixed", mean_h=_away_h(played), manual_silent=0.0),
         policy=knobs,
     )
+
+
+def _away_h(played: Played) -> float:
+    """How long after a failed sweep a fault is lifted."""
+    away = [each.away_s for each in played.injections if each.kind == "grey"]
+    return max(away, default=1.0) / 3600
 
 
 def _sweep_s(log: Sequence[e.Recorded]) -> float:

@@ -312,7 +312,7 @@ class World:
         if fault is None:  # the rules gave it up although it is whole: it is free again
             self.supply.give_back(number)
             return
-        if self.sweeps:
+        if self.sweeps and self.scenario.guard.triage:
             self.core.submit(e.QuarantineRequested(node=node_id(number), by="triage"))
         self.supply.send_to_repair(number, fault)
 

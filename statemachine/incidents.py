@@ -140,7 +140,10 @@ class _Account(Struct, kw_only=True):
 
     def resume(self, event: e.StepResumed) -> None:
         """Take in a member's first step of the new epoch."""
-        gap_ms = event.committed_at_ms - event.previous_at_ms if event.previous_at_ms else 0.0
+        stayed = event.node not in {change.joiner for change in self.changes}
+        gap_ms = 0.0  # a joiner's step before may be of a time when it was a member already
+        if event.previous_at_ms and stayed:
+            gap_ms = event.committed_at_ms - event.previous_at_ms
         before = self.resumed
         self.resumed = _Resumed(
             step=min(event.step, before.step if before else event.step),

@@ -69,6 +69,8 @@ def whatif(log: Path, policy: Path, *, as_json: bool) -> None:
 def _worth(cost_ms: float | None) -> str:
     if cost_ms is None:
         return "costs or saves what cannot be told"
+    if abs(cost_ms) < 0.5:
+        return "costs nothing"
     return f"costs {cost_ms:.0f} ms" if cost_ms >= 0 else f"saves {-cost_ms:.0f} ms"
 
 

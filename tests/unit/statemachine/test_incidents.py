@@ -290,6 +290,16 @@ def test_a_planned_swap_costs_its_pause_beyond_an_ordinary_step() -> None:
     assert told.phases_ms["transfer"] == 12.0
 
 
+def test_a_joiner_that_was_a_member_before_does_not_lengthen_the_pause() -> None:
+    """What a joiner's process committed in an earlier life as a member is no part of a swap."""
+    book = launched()
+    grey_n2(book)
+    book.add(2091, resumed(2, "n3", 2090.0, 50.0, 100.0))
+    (told,) = book.told()
+
+    assert told.downtime_ms == pytest.approx(30.0)
+
+
 def test_a_planned_transfer_is_measured_by_who_gives() -> None:
     """The joiner waits for the boundary meanwhile, which costs nobody anything."""
     book = launched()
