@@ -37,6 +37,9 @@ from statemachine.vitals import (
     median,
 )
 
+_CLEAR: Final = 6.0
+"""Standard deviations from which processor time stands out by itself."""
+
 _LEAST_MS: Final = 1e-6  # peers whose clocks saw no processor time at all
 _MEDIAN_VARIANCE: Final = 1.571  # pi / 2: variance of a median over that of a mean
 
@@ -71,7 +74,8 @@ class Evidence(Struct, frozen=True, kw_only=True):
     `ratio` is how many times worse than its peers' median it is; `share` the part of a step that
     the ratio applies to (1: own work is judged by itself); `effect` the share by which all steps
     are longer because of it; `sigma` the relative noise of `ratio`; `accuses` when enough
-    indicators spoke and none against; `cause` what the fault looks like.
+    indicators spoke and none against; `is_clear` when something else than time on the wall stands
+    out by itself; `cause` what the fault looks like.
     """
 
     window: int
@@ -81,6 +85,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     share: float = 1.0
     effect: float = 0.0
     accuses: bool = False
+    is_clear: bool = False
     readings: tuple[Reading, ...] = ()
     cause: str = ""
 
@@ -192,7 +197,7 @@ def _evidence(vitals: Vitals, this: _Round) -> Evidence:
     if min(ratio, own / work.all_median) < policy.watch_ratio:  # no majority can be slow
         return Evidence(window=vitals.window, ratio=ratio, sigma=sigma, peers=peers)
     works = Reading(metric=WORK_MS, value=own, peers_median=usual, score=log(ratio) / sigma)
-    others, contradicted = _witnesses(vitals, works, this)
+    others, contradicted, is_clear = _witnesses(vitals, works, this)
     step = this.step.values.get(node, own)
     effect = excess / max(step - excess, usual)
     enough = 1 + len(others) >= policy.indicators_min and effect >= policy.effect_min
@@ -203,13 +208,15 @@ def _evidence(vitals: Vitals, this: _Round) -> Evidence:
         peers=peers,
         effect=effect,
         accuses=enough and not contradicted,
+        is_clear=is_clear,
         readings=(works, *others),
         cause=cause_of(node, this.columns) if enough else "",
     )
 
 
-def _witnesses(vitals: Vitals, works: Reading, this: _Round) -> tuple[list[Reading], bool]:
-    """Return what bears long work out, and whether waiting contradicts it.
+def _witnesses(vitals: Vitals, works: Reading, this: _Round) -> tuple[list[Reading], bool, bool]:
+    """Return what bears long work out, whether waiting contradicts it, and whether processor time
+    or a gauge stands out by itself: where processor time is as noisy as work, it is no second word.
 
     Waiting is compared in milliseconds: peers wait for as long as the node works longer. Processor
     time is compared as a ratio: where others want the processors too, both work and the excess of
@@ -219,7 +226,7 @@ def _witnesses(vitals: Vitals, works: Reading, this: _Round) -> tuple[list[Readi
     """
     node, policy = vitals.node, this.policy
     spoke: list[Reading] = []
-    contradicted = False
+    contradicted = is_clear = False
     if waits := this.wait.beside_peers(node, policy.peers_min):
         share = (waits[1] - waits[0]) / (works.value - works.peers_median)
         contradicted = share < policy.wait_share_min
@@ -230,9 +237,12 @@ def _witnesses(vitals: Vitals, works: Reading, this: _Round) -> tuple[list[Readi
         share = excess / (works.value / works.peers_median - 1)
         if share >= policy.cpu_share_min:
             spoke.append(_reading(CPU_MS, burns, share))
+            noise = max(policy.noise_floor, this.cpu.noise())
+            is_clear = excess > 0 and log(1 + excess) >= _CLEAR * noise
     for metric, value, usual, score in hardware_speaks(node, this.columns):
         spoke.append(_reading(metric, (value, usual), score))
-    return spoke, contradicted
+        is_clear = True
+    return spoke, contradicted, is_clear
 
 
 def _reading(metric: str, beside: tuple[float, float], score: float) -> Reading:

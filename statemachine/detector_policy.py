@@ -64,11 +64,12 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
     """Standard deviations by which the mean of windows in a row must stand out: work and waiting
     alike follow from wall time, so noise can make both."""
 
-    z_min_backed: float = 4.5
+    z_min_backed: float = 5.0
     """The same where a third indicator, such as processor time, speaks as well."""
 
     z_min_grave: float = 3.5
-    """The same of a node as slow as `faulty_ratio`: that much is rarely noise, and cannot wait."""
+    """The same of a node as slow as `faulty_ratio`, where the third indicator stands out by itself
+    in every accusing window: that cannot wait."""
 
     # The same over many windows: what noise hides in a few, it does not hide in many.
 
@@ -86,7 +87,7 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
     long_suspect_ratio: float = 1.035
     """Mean ratio over them from which a node is watched."""
 
-    z_min_long: float = 4.5
+    z_min_long: float = 5.0
     """Standard deviations by which their mean must stand out of the means of equal nodes."""
 
     link_watch_ratio: float = 1.15

@@ -200,10 +200,11 @@ def _stands_out(
     if tier.is_long:
         return trace.mean(tier.windows) >= policy.z_min_long * apart
     z = median(trace.logs[-tier.windows :]) / apart
-    backed = _is_backed([e for e in trace.recent[-tier.windows :] if e.accuses], policy)
-    if tier.verdict is Verdict.SUSPECT or not backed:
+    accusing = [e for e in trace.recent[-tier.windows :] if e.accuses]
+    if tier.verdict is Verdict.SUSPECT or not _is_backed(accusing, policy):
         return z >= policy.z_min
-    return z >= (policy.z_min_grave if tier.verdict is Verdict.FAULTY else policy.z_min_backed)
+    is_clear = tier.verdict is Verdict.FAULTY and all(e.is_clear for e in accusing)
+    return z >= (policy.z_min_grave if is_clear else policy.z_min_backed)
 
 
 def _is_backed(accusing: Sequence[Evidence], policy: DetectorPolicy) -> bool:

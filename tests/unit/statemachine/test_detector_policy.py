@@ -13,7 +13,7 @@ from statemachine.errors import BadPolicy
         ({"clear_ratio": 1.06}, "clear_ratio <= watch_ratio does not hold: 1.06 > 1.05"),
         ({"windows_to_clear": 5}, "windows_to_degrade <= windows_to_clear does not hold: 8 > 5"),
         ({"windows_to_suspect": 0}, "windows_to_suspect is 0; at least 1"),
-        ({"z_min": 2.0}, "z_min_backed <= z_min does not hold: 4.5 > 2.0"),
+        ({"z_min": 2.0}, "z_min_backed <= z_min does not hold: 5.0 > 2.0"),
         ({"peers_min": 1}, "peers_min is 1; at least 2"),
         ({"indicators_min": 1}, "indicators_min is 1; at least 2"),
         ({"verdict_ttl_s": 0.0}, "verdict_ttl_s is 0.0; at least 1.0"),
