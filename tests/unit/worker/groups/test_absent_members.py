@@ -61,9 +61,7 @@ def test_the_mean_of_ddp_is_over_those_who_are_there(alone: ManagedGroup) -> Non
     plan = GroupPlan("dp", "job", 3, 4, 0, (Member(2, 2, "n2", 1, host, port),))
     alone.prepare(plan)
     alone.switch(plan)
-    model.weight.grad = None
+    model.zero_grad()
     wrapped(torch.ones(1, 2)).sum().backward()
 
-    found = model.weight.grad
-    assert found is not None
-    assert torch.equal(found, torch.ones(1, 2))
+    assert torch.equal(model.weight.grad, torch.ones(1, 2))
