@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,12 @@ pytestmark = pytest.mark.etcd
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "tests" / "history" / "demo_kill_and_grey.events.jsonl"
 WAIT_S = 20.0
+
+PATIENT = (
+    b'"takeover_grace_s":600.0,"prepare_deadline_s":800.0,'
+    b'"commit_deadline_s":1000.0,"warmup_deadline_s":1000.0,'
+)
+"""The nodes of the demo are long gone: the controller shall not find that out during a test."""
 
 
 class Done(Struct):
@@ -64,7 +71,10 @@ def running(etcd: EtcdServer, fleet: str) -> Run:
         assert isinstance(end.value.code, int)
         return Done(end.value.code, out.getvalue(), err.getvalue())
 
-    done = run("log", "import", str(DEMO))
+    with tempfile.NamedTemporaryFile(suffix=".jsonl") as log:
+        log.write(DEMO.read_bytes().replace(b'"knobs":{', b'"knobs":{' + PATIENT, 1))
+        log.flush()
+        done = run("log", "import", log.name)
     assert done.returncode == 0, done.stderr
     return run
 
@@ -75,30 +85,18 @@ def imported(etcd: EtcdServer) -> Run:
     return running(etcd, f"still-{os.getpid()}")
 
 
-PATIENT = """
-[policy]
-retry_cooldown_s = 0.5
-takeover_grace_s = 600.0
-prepare_deadline_s = 700.0
-commit_deadline_s = 800.0
-warmup_deadline_s = 900.0
-"""
-"""The nodes of the demo are long gone: the controller shall not find that out during a test."""
-
-
 @contextlib.contextmanager
 def leading(etcd: EtcdServer, fleet: str, folder: Path) -> Iterator[Run]:
     """A fleet of a demo's log, and a controller that leads it."""
     run = running(etcd, fleet)
-    said, config = folder / "log", folder / "c.toml"
-    config.write_text(PATIENT)
+    said = folder / "log"
     command = [sys.executable, "-m", "controlplane", "controller", "--name", "c1"]
-    command += ["--etcd", etcd.url, "--fleet", fleet, "--config", str(config)]
+    command += ["--etcd", etcd.url, "--fleet", fleet]
     with said.open("wb") as sink:
         process = subprocess.Popen(command, cwd=ROOT, stderr=sink)
     try:
         give_up_at = time.monotonic() + WAIT_S
-        while "PolicyChanged" not in said.read_text():
+        while "LeaderElected" not in said.read_text():
             assert time.monotonic() < give_up_at, said.read_text()
             time.sleep(0.02)
         yield run
