@@ -138,8 +138,10 @@ def live_holders(state: FleetState, job: Job) -> dict[Slot, NodeId]:
     """Slot -> node for every slot whose holder is live, in slot order."""
     found = {}
     holders, vacant = job.holders, job.vacant
-    for number in range(job.layout.slot_count):  # to look each up is faster than to walk the map
-        slot = Slot(number)
+    # To look each up is faster than to walk the map, unless few are held: in a simulation, most
+    # holders have no record.
+    sparse = 2 * len(holders) < job.layout.slot_count
+    for slot in sorted(holders) if sparse else map(Slot, range(job.layout.slot_count)):
         name = holders.get(slot)
         if name is None or slot in vacant:
             continue
