@@ -5,9 +5,9 @@ the state finds every change, every required member and every source in it.
 """
 
 from msgspec.structs import replace
-from rpds import HashTrieSet
 
 from statemachine import events as e
+from statemachine.answers import Answers, numbered
 from statemachine.evolve_jobs import live_holders
 from statemachine.evolve_nodes import moved
 from statemachine.ids import JobId, NodeId, Slot
@@ -32,12 +32,14 @@ def planned(state: FleetState, event: e.TransitionPlanned) -> FleetState:
     plan = _whole(state, job, event)
     if plan is None:
         return state
+    members = numbered(plan.required)
     pending = Transition(
         plan=plan,
         phase=Phase.PREPARING,
         planned_at_ms=state.at_ms,
         position=state.position,
-        members=HashTrieSet(plan.required),
+        members=members,
+        prepared=Answers.among(members),
         harmful=_count_harmful(state, plan),
     )
     if pending.harmful:
@@ -181,11 +183,12 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
             vacant = vacant.discard(slot)
     state = put_nodes(state, records)
     leavers = {change.leaver for change in plan.changes} | {g.node for g in plan.givers}
-    members = HashTrieSet([name for name in plan.required if name not in leavers])
+    members = numbered(name for name in plan.required if name not in leavers)
     pending = replace(
         pending,
         phase=next_phase(pending.phase, e.TransitionCommitted),
         members=members,
+        applied=Answers.among(members),
         chosen=(),
         committed=event,
         committed_at_ms=state.at_ms,

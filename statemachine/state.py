@@ -7,12 +7,14 @@ what follows from them is `decide`. The index sets (`accused`, `unsettled`, ...)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 from rpds import HashTrieMap, HashTrieSet
 
+from statemachine.answers import Answers
 from statemachine.events import (
     CertificateIssued,
     Change,
@@ -179,24 +181,24 @@ class Transition(Struct, frozen=True, kw_only=True, gc=False):
     phase: Phase
     planned_at_ms: int
     position: Position
-    members: HashTrieSet[NodeId]
-    """Who must answer in the present phase: the plan's `required`, after the commit without those
-    who leave."""
+    members: Mapping[NodeId, int]
+    """Who must answer in the present phase, numbered: the plan's `required`, after the commit
+    without those who leave."""
     harmful: int = 0
     """How many nodes it takes out for their health; what the budget counts."""
     gone: tuple[NodeId, ...] = ()
     """Those of `members` whose incarnation is over."""
-    prepared: HashTrieMap[NodeId, TransitionPrepared] = field(default_factory=HashTrieMap)
+    prepared: Answers[TransitionPrepared] = field(default_factory=Answers)
     refused: tuple[TransitionRefused, ...] = ()
     chosen: tuple[Handover, ...] = ()
     """Handovers of the commit to come, and in how many parts they were said."""
     chosen_parts: int = 0
     committed: TransitionCommitted | None = None
     committed_at_ms: int = 0
-    applied: HashTrieMap[NodeId, TransitionApplied] = field(default_factory=HashTrieMap)
+    applied: Answers[TransitionApplied] = field(default_factory=Answers)
 
     @property
-    def answers(self) -> HashTrieMap[NodeId, Any]:
+    def answers(self) -> Answers[Any]:
         """What members answered in the present phase."""
         return self.prepared if self.phase is Phase.PREPARING else self.applied
 
