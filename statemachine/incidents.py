@@ -88,7 +88,7 @@ class _Change(Struct, frozen=True, kw_only=True):
     left_incarnation: Incarnation
 
 
-class _Resumed(Struct, frozen=True, kw_only=True):
+class _Resumed(Struct, kw_only=True):
     """The first step of an epoch, of all who committed it: the last to commit it, the last to
     begin it (all end it together), the longest time since a step before.
     """
@@ -108,6 +108,7 @@ class _Account(Struct, kw_only=True):
     changes: tuple[_Change, ...]
     members: tuple[NodeId, ...] = ()
     leavers: frozenset[NodeId] = frozenset()
+    joiners: frozenset[NodeId] = frozenset()
     prepared_at_ms: int | None = None
     quiesce_ms: float = 0.0
     begun: int = -1
@@ -140,17 +141,23 @@ class _Account(Struct, kw_only=True):
 
     def resume(self, event: e.StepResumed) -> None:
         """Take in a member's first step of the new epoch."""
-        stayed = event.node not in {change.joiner for change in self.changes}
+        stayed = event.node not in self.joiners
         gap_ms = 0.0  # a joiner's step before may be of a time when it was a member already
         if event.previous_at_ms and stayed:
             gap_ms = event.committed_at_ms - event.previous_at_ms
-        before = self.resumed
-        self.resumed = _Resumed(
-            step=min(event.step, before.step if before else event.step),
-            step_ms=min(event.step_ms, before.step_ms if before else event.step_ms),
-            committed_at_ms=max(event.committed_at_ms, before.committed_at_ms if before else 0.0),
-            gap_ms=max(gap_ms, before.gap_ms if before else 0.0),
-        )
+        so_far = self.resumed
+        if so_far is None:
+            self.resumed = _Resumed(
+                step=event.step,
+                step_ms=event.step_ms,
+                committed_at_ms=event.committed_at_ms,
+                gap_ms=gap_ms,
+            )
+            return
+        so_far.step = min(so_far.step, event.step)
+        so_far.step_ms = min(so_far.step_ms, event.step_ms)
+        so_far.committed_at_ms = max(so_far.committed_at_ms, event.committed_at_ms)
+        so_far.gap_ms = max(so_far.gap_ms, gap_ms)
 
 
 _Key = tuple[JobId, TransitionId]
@@ -272,6 +279,7 @@ class Telling(Struct, kw_only=True):
             changes=tuple(changes),
             members=members,
             leavers=frozenset(change.left for change in changes),
+            joiners=frozenset(change.joiner for change in changes),
         )
         self.accounts[(plan.job, plan.transition)] = account
 
@@ -283,14 +291,14 @@ class Telling(Struct, kw_only=True):
         if account is None:
             return
         match event:
-            case e.TransitionPrepared():
+            case e.TransitionPrepared():  # the three that are many come first
                 account.prepare(recorded.at_ms, event)
-            case e.TransitionCommitted():
-                account.committed = (recorded.at_ms, event)
-            case e.TransitionApplied():
-                account.apply(event)
             case e.StepResumed():
                 account.resume(event)
+            case e.TransitionApplied():
+                account.apply(event)
+            case e.TransitionCommitted():
+                account.committed = (recorded.at_ms, event)
             case e.TransitionFinished():
                 account.finished = True
             case e.TransitionAborted():
