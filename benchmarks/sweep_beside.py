@@ -31,7 +31,7 @@ def one_rank(seconds: float, out: Path) -> None:
     parsed = recipe.arguments("a rank").parse_args(["--layers", "2", "--batch", "4"])
     parts = recipe.recipe(parsed, seed=os.getpid())
     ends_at = time.time() + seconds
-    lines = []
+    lines: list[tuple[float, float]] = []
     while time.time() < ends_at:
         began_s = time.perf_counter()
         inputs, targets = parts.corpus.batch(len(lines), 0, 1)

@@ -204,7 +204,7 @@ def test_a_partner_that_does_not_know_the_secret_is_refused() -> None:
         thread = threading.Thread(target=pose)
         thread.start()
         with pytest.raises(wire.Stranger):
-            wire.connect(*listener.getsockname()[:2], SECRET)
+            wire.connect("127.0.0.1", listener.getsockname()[1], SECRET)
         thread.join(10)
 
 
@@ -216,7 +216,8 @@ async def test_a_port_serves_a_caller_after_a_stranger(tmp_path: Path) -> None:
         stranger = socket.create_connection(("127.0.0.1", port.port))
         stranger.sendall(bytes(64))
         command = ["--probe", "link", "--port", str(port.port), "--budget-s", "0.1", "--json"]
-        done = await anyio.to_thread.run_sync(run, *command, "--secret-file", str(secret))
+        command += ["--secret-file", str(secret)]
+        done = await anyio.to_thread.run_sync(lambda: run(*command))
         stranger.close()
 
     assert done.returncode == 0, done.stderr
