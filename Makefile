@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+PARALLEL ?= -n 2 --dist loadgroup
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := statemachine controlplane worker simulator
@@ -32,8 +33,8 @@ $(VENV)/.etcd-found: $(VENV)/.installed
 demo: env ## train, lose a machine, go on; ARGS="--help" lists the knobs
 	@$(BIN)/changeover demo $(ARGS)
 
-test: env ## run the tests; ARGS="-k lease -x" goes to pytest
-	@$(BIN)/pytest $(ARGS)
+test: env ## run the tests; ARGS="-k lease -x" goes to pytest; PARALLEL= runs them one by one
+	@$(BIN)/pytest $(PARALLEL) $(ARGS)
 
 lint: $(VENV)/.installed ## ruff: rules and format
 	@$(BIN)/ruff check

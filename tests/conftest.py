@@ -17,6 +17,16 @@ settings.load_profile("changeover")  # how long an example takes says nothing on
 _NUMBERS = itertools.count(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep together what starts whole fleets: one process runs those tests, one at a time, while
+    another runs the rest. A machine with two fleets on it is too slow for either.
+    """
+    for item in items:
+        if "integration" in item.path.parts:
+            item.add_marker(pytest.mark.xdist_group("fleets"))
+
+
 @pytest.fixture(scope="session")
 def etcd_binary() -> EtcdBinary:
     """The etcd program of this environment; `make env` brings one."""
