@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.eventlog import BATCH_OPS_MAX, InboxItem
@@ -326,6 +326,7 @@ def test_facts_in_a_row_leave_the_inbox_in_one_go() -> None:
     ]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 30)), max_size=30), st.randoms())
 def test_appends_of_any_mixture_keep_to_the_limits(
     runs: list[tuple[int, int]], random: Random
