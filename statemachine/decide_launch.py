@@ -5,7 +5,7 @@ from statemachine.choose import launch_candidates
 from statemachine.decision import Decision
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Slot
-from statemachine.planning import change_of, open_jobs, plan_of
+from statemachine.planning import change_of, open_jobs, plan_of, prepare_s
 from statemachine.policy import Policy
 from statemachine.state import FleetState
 
@@ -29,7 +29,7 @@ def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
         chosen = sorted(ready[:slots], key=lambda node: node.node)
         changes = tuple(change_of(Slot(slot), node) for slot, node in enumerate(chosen))
         reason = f"launch: {len(ready)} nodes are ready for {slots} slots"
-        deadline_s = policy.prepare_deadline_s
+        deadline_s = prepare_s(state, job, changes, policy)
         plan = plan_of(
             state, job, e.Motive.LAUNCH, changes, now_ms, deadline_s=deadline_s, reason=reason
         )

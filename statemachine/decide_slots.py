@@ -13,6 +13,7 @@ from statemachine.planning import (
     losses_of,
     open_jobs,
     plan_of,
+    prepare_s,
 )
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Transition
@@ -170,7 +171,7 @@ def _plan_repair(
         e.Motive.UNPLANNED,
         changes,
         now_ms,
-        deadline_s=policy.prepare_deadline_s,
+        deadline_s=prepare_s(state, job, changes, policy),
         reason=reason,
         evidence=evidence or losses_of(state, job),
         choices=choices,

@@ -64,6 +64,18 @@ def plan_of(
     return parts.plan_in_parts(replace(plan, required=required_of(state, job, plan)))
 
 
+def prepare_s(state: FleetState, job: Job, changes: tuple[e.Change, ...], policy: Policy) -> float:
+    """How long a preparation may take, in seconds: a joiner that has not rehearsed its role builds
+    that role's parts first, and may have to compile them; where there is one role it has them.
+    """
+    layout = job.layout
+    cold = len(job.roles) > 1 and any(
+        not state.nodes[change.joiner].warm_for(job.job, layout.role_of(change.slot))
+        for change in changes
+    )
+    return policy.warmup_deadline_s if cold else policy.prepare_deadline_s
+
+
 def losses_of(state: FleetState, job: Job) -> tuple[int, ...]:
     """Where the log says that the holders of the vacant slots are no more."""
     holders = (state.nodes[job.holders[slot]] for slot in sorted(job.vacant))

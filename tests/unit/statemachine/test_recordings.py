@@ -209,3 +209,21 @@ def test_a_ghost_records_nothing() -> None:
     log.say(e.NodeLost(node=NodeId("n0"), incarnation=ONE, reason="test"))
     log.made("first", "r-first", "n0")
     assert Role("first") not in log.state.jobs[JOB].recordings
+
+
+def test_who_must_build_a_role_first_gets_the_time_of_a_rehearsal() -> None:
+    """Where stages differ a launch may compile; a standby that rehearsed its role answers in the
+    time that links take.
+    """
+    log = recorded()
+    policy = log.state.policy
+    plans = [r for r in log.said if isinstance(r.event, e.TransitionPlanned)]
+    launched: Any = plans[0].event
+    assert launched.deadline_at_ms - plans[0].at_ms == policy.warmup_deadline_s * 1000
+    while log.rehearses():
+        log.passed()
+    log.say(e.NodeLost(node=NodeId("n0"), incarnation=ONE, reason="test"))
+    plans = [r for r in log.said if isinstance(r.event, e.TransitionPlanned)]
+    repaired: Any = plans[-1].event
+    assert repaired.motive is e.Motive.UNPLANNED
+    assert repaired.deadline_at_ms - plans[-1].at_ms == policy.prepare_deadline_s * 1000

@@ -83,7 +83,7 @@ class Process:
         self.scaler.update()
         self.schedule.step()
         self.data.position += 5
-        return loss.item()
+        return float(loss.item())
 
     def save(self, step: int) -> Saved:
         """Write the checkpoint of a step, to its end."""
