@@ -16,11 +16,12 @@ from tests.properties.test_fold_laws import SEEDS, log_of
 def keys_of(state: FleetState) -> dict[JobId | NodeId, Desired | Orders]:
     """What every projected key should say, whence it was computed left out."""
     zero = Position(0)
-    jobs = {
-        name: replace(desired_of(state, job), position=zero) for name, job in state.jobs.items()
-    }
-    nodes = {n: replace(orders_of(state, node), position=zero) for n, node in state.nodes.items()}
-    return {**jobs, **nodes}
+    keys: dict[JobId | NodeId, Desired | Orders] = {}
+    for name, job in state.jobs.items():
+        keys[name] = replace(desired_of(state, job), position=zero)
+    for known, node in state.nodes.items():
+        keys[known] = replace(orders_of(state, node), position=zero)
+    return keys
 
 
 @pytest.mark.parametrize("seed", SEEDS)
