@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,10 @@ settings.register_profile("changeover", deadline=None, print_blob=True)
 settings.load_profile("changeover")  # how long an example takes says nothing on a shared machine
 
 _NUMBERS = itertools.count(1)
+
+# A shell that starts something in its background has it ignore Ctrl-C, and so do all its children:
+# commands that are interrupted by tests have to hear it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

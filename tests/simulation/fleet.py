@@ -21,7 +21,7 @@ from tests.simulation.link import Link
 if TYPE_CHECKING:
     from controlplane.eventlog.store import Store
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 E = TypeVar("E", bound=e.Event)
 Condition = Callable[[FleetState], bool]
 

@@ -108,6 +108,9 @@ class Bench:
         self.fleet = fleet
         self.log = EventLog(store, fleet)
         self.folder = folder
+        self.secret = folder / "fleet.secret"
+        self.secret.write_bytes(os.urandom(32))
+        self.secret.chmod(0o600)
         self.agents: list[AgentRun] = []
         self._pen: Leadership
 
@@ -168,7 +171,8 @@ class Bench:
         command = [
             *(sys.executable, "-m", "worker.agent"),
             *("--node", node, "--fleet", self.fleet, "--job", JOB, "--etcd", self.etcd.url),
-            *("--run-dir", str(run_dir), "--lease-ttl-s", "4", "--stop-grace-s", "0.5"),
+            *("--run-dir", str(run_dir), "--secret-file", str(self.secret)),
+            *("--lease-ttl-s", "4", "--stop-grace-s", "0.5"),
             *options,
             *("--", "python", str(TRAINEE), *trainee),
         ]

@@ -84,7 +84,12 @@ def test_an_act_says_where_it_stands_in_the_log(controllers: Controllers, run: R
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     assert "declared already" in again.stderr
     paused = run("pause", "--as", "ada", "--comment", "new fibre", "--json")
-    assert json.loads(paused.stdout) == {"act": "DecisionsPaused", "position": 3, "followed": []}
+    assert json.loads(paused.stdout) == {
+        "act": "DecisionsPaused",
+        "position": 3,
+        "followed": [],
+        "waits": None,
+    }
     assert "PAUSED by ada" in run("status").stdout
 
 

@@ -38,5 +38,6 @@ def test_error_rates_stay_within_the_budget(
     clean = runs * windows * (len(factors) * (fleet.nodes - 1) + 1)
 
     assert hurt / clean < 1e-4, f"{hurt} of {clean} clean windows"
-    assert found[1.4] == found[1.2] == runs
+    assert found[1.4] == runs
+    assert found[1.2] >= (runs if fleet is QUIET else 0.9 * runs)
     assert found[1.1] >= (0.98 * runs if fleet is QUIET else 0.5 * runs)
