@@ -19,6 +19,7 @@ from simulator.faults import Fault, Kind, draw
 from simulator.repair import repair_of
 from simulator.scenario import Scenario
 from simulator.scenario_file import load
+from statemachine.campaign import Campaign, Injection
 
 SLOTS_MAX: Final = 64
 """Processes that train on one machine at most."""
@@ -33,29 +34,6 @@ class LiveTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Time after the launch before the first fault: a standby has to be warm."""
     away_s: float = 1.0
     """Least time that a killed or drained machine is away."""
-
-
-class Injection(Struct, frozen=True, kw_only=True):
-    """One thing that is done. `slot` is of drains, `machine` of the others."""
-
-    at_s: float
-    kind: str
-    """``kill``, ``grey`` or ``drain``."""
-    machine: int = -1
-    slot: int = -1
-    factor: float = 1.0
-    away_s: float = 0.0
-
-
-class Campaign(Struct, frozen=True, kw_only=True):
-    """What the injector needs to know."""
-
-    name: str
-    seed: int
-    axes: dict[str, int]
-    standbys: int
-    seconds: float
-    injections: tuple[Injection, ...]
 
 
 _KINDS: Final = {Kind.HARD: "kill", Kind.GREY: "grey", Kind.PLANNED: "drain"}

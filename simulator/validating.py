@@ -15,7 +15,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from simulator.calibrating import calibrate
-from simulator.campaign import Injection
 from simulator.core import EPOCH_MS, number_of
 from simulator.errors import BadLog
 from simulator.faults import Fault, Kind, Trace
@@ -26,17 +25,8 @@ from simulator.scenario_file import load
 from simulator.stats import quantiles
 from simulator.world import World
 from statemachine import events as e
+from statemachine.campaign import Injection, Played
 from statemachine.incidents import Incident, incidents
-
-
-class Played(Struct, frozen=True, kw_only=True):
-    """`campaign.json` of a run: what was done, at which time after the launch."""
-
-    launched_at_ms: float
-    ended_at_ms: float
-    step_ms: float
-    steps: int
-    injections: tuple[Injection, ...]
 
 
 class Pair(Struct, frozen=True, kw_only=True):

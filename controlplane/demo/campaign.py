@@ -20,51 +20,19 @@ from typing import Any, Final
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
-from msgspec import Struct
 from msgspec.structs import replace
 
 from controlplane.demo.options import BadDemo
 from controlplane.demo.plot import GREY, KILL, STEPS_S, Hurt, Plot, Say, write_fault
 from controlplane.demo.stage import JOB, OPERATOR, Stage
 from statemachine import events as e
+from statemachine.campaign import Campaign, Injection, Played
 from statemachine.ids import NodeId, Slot
 from statemachine.lifecycle import NodeState
 
 DRAIN: Final = "drain"
 SETTLED_S: Final = 120.0
 ANSWER_S: Final = 60.0
-
-
-class Injection(Struct, frozen=True, kw_only=True):
-    """One thing that is done, `at_s` seconds after the launch; `away_s` later it is undone."""
-
-    at_s: float
-    kind: str
-    machine: int = -1
-    slot: int = -1
-    factor: float = 1.0
-    away_s: float = 0.0
-
-
-class Campaign(Struct, frozen=True, kw_only=True):
-    """What is to be done, as `simctl campaign --json` prints it."""
-
-    name: str
-    seed: int
-    axes: dict[str, int]
-    standbys: int
-    seconds: float
-    injections: tuple[Injection, ...]
-
-
-class Played(Struct, frozen=True, kw_only=True):
-    """What was done. `injections` have the times at which it really was."""
-
-    launched_at_ms: float
-    ended_at_ms: float
-    step_ms: float
-    steps: int
-    injections: tuple[Injection, ...]
 
 
 def read_campaign(path: Path) -> Campaign:

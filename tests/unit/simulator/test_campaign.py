@@ -12,9 +12,10 @@ from simulator.errors import BadLog, BadScenario
 from simulator.faults import Kind, draw
 from simulator.parts import STRATEGIES
 from simulator.scenario_file import load, policy_for
-from simulator.validating import Played, validate
+from simulator.validating import validate
 from simulator.world import World
 from statemachine import events as e
+from statemachine.campaign import Played
 from statemachine.codec import encode_recorded
 from statemachine.ids import Position
 from statemachine.policy import knobs_of
