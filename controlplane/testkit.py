@@ -63,7 +63,9 @@ class FleetHarness:
     ) -> None:
         self.now_ms = BEGIN_MS
         self.log: list[e.Recorded] = []
-        self.rounds: Callable[[str, str], dict[str, float]] = lambda _, name: _healthy(name)
+        self.rounds: Callable[[str, str], dict[str, float]] = lambda _, name: healthy_measurements(
+            name
+        )
         """What a node measures in a round of a sweep: of its name and the round's."""
         self._fold = CheckedFold()
         self._own = _twice(own) if own is not None else None
@@ -307,7 +309,7 @@ class FleetHarness:
         return [each for each in held if each != name and each not in self._silent]
 
 
-def _healthy(name: str) -> dict[str, float]:
+def healthy_measurements(name: str) -> dict[str, float]:
     """What every healthy node of a harness measures."""
     if name == "pair":
         return {"link_mbps_best": 1000.0, "link_latency_us_p50": 50.0}

@@ -37,7 +37,7 @@ VERBS: Final = {
         "The last incidents, and where the time went.",
     ),
     "init": ("controlplane.cli.init", "init", "Certificates, users and roles for a fleet."),
-    "job": ("controlplane.cli.job", "job", "Declare jobs."),
+    "job": ("controlplane.cli.job", "job", "Declare and stop jobs."),
     "log": ("controlplane.cli.log", "log", "Read, verify, archive the event log."),
     "nodes": ("controlplane.cli.status", "nodes", "Every node: state, slot, warm-up, verdict."),
     "page": ("controlplane.cli.page", "page", "Serve the live page, and metrics."),

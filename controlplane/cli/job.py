@@ -11,6 +11,7 @@ from statemachine import events as e
 from statemachine.errors import BadLayout, BadName
 from statemachine.ids import JobId, check_name
 from statemachine.layout import Layout
+from statemachine.state import Job
 
 AXES_HELP = "outermost first; again, or with commas, for more"
 
@@ -131,30 +132,28 @@ def stop(settings: Settings, *, name: str, by: str, comment: str, as_json: bool)
 
 
 def _refuse_if_over(settings: Settings, name: str) -> None:
-    from controlplane.picture import fold_log
-    from controlplane.server import opened
-
-    async def run() -> None:
-        async with opened(settings) as log:
-            found = (await fold_log(log)).jobs.get(JobId(name))
-            if found is None:
-                raise NoSuchJob(
-                    f"no job {name!r} was declared in fleet {settings.fleet}; "
-                    "'changeover status' lists those that were"
-                )
-            if found.finished:
-                raise JobOver(f"job {name} of fleet {settings.fleet} is finished already")
-
-    anyio.run(run)
+    found = _declared(settings, name)
+    if found is None:
+        raise NoSuchJob(
+            f"no job {name!r} was declared in fleet {settings.fleet}; "
+            "'changeover status' lists those that were"
+        )
+    if found.finished:
+        raise JobOver(f"job {name} of fleet {settings.fleet} is finished already")
 
 
 def _refuse_if_declared(settings: Settings, name: str) -> None:
+    if _declared(settings, name) is not None:
+        raise JobExists(f"job {name} is declared already in fleet {settings.fleet}")
+
+
+def _declared(settings: Settings, name: str) -> Job | None:
+    """The job of that name, if the fleet knows one."""
     from controlplane.picture import fold_log
     from controlplane.server import opened
 
-    async def run() -> None:
+    async def run() -> Job | None:
         async with opened(settings) as log:
-            if JobId(name) in (await fold_log(log)).jobs:
-                raise JobExists(f"job {name} is declared already in fleet {settings.fleet}")
+            return (await fold_log(log)).jobs.get(JobId(name))
 
-    anyio.run(run)
+    return anyio.run(run)

@@ -19,6 +19,7 @@ from controlplane.cli.tables import span, table
 
 if TYPE_CHECKING:
     from controlplane.postmortem.logfile import LogFile
+    from controlplane.postmortem.telling import Told
     from statemachine.state import FleetState
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,6 +65,18 @@ def end(log: LogFile) -> None:
         raise SystemExit(1)
 
 
+def told_of(log: LogFile) -> Told:
+    """What a log tells, read under a line of progress; what is wrong with it is said first."""
+    from controlplane.cli.progress import Progress
+    from controlplane.postmortem.telling import tell
+
+    progress = Progress("events read:")
+    told = tell(log, progress=progress.tell)
+    progress.done()
+    say_first(log)
+    return told
+
+
 def print_json(values: Any) -> None:
     """One JSON object."""
     print(msgspec.json.encode(values).decode())
@@ -79,14 +92,10 @@ def print_json(values: Any) -> None:
 @json_option
 def replay(log: Path, *, fleet: str, beyond: bool, as_json: bool) -> None:
     """Fold LOG from its beginning and say in short what happened."""
-    from controlplane.cli.progress import Progress
-    from controlplane.postmortem.telling import replay_values, tell
+    from controlplane.postmortem.telling import replay_values
 
     file = opened_log(log, fleet, beyond=beyond)
-    progress = Progress("events read:")
-    told = tell(file, progress=progress.tell)
-    progress.done()
-    say_first(file)
+    told = told_of(file)
     values = replay_values(told, file)
     if as_json:
         print_json(values)
@@ -137,14 +146,10 @@ def timeline(log: Path, *, fleet: str, beyond: bool, as_json: bool, chains: bool
     The accounting sums to wall time: useful, repeated, waiting, transition, restart. What standbys
     idled is told apart.
     """
-    from controlplane.cli.progress import Progress
-    from controlplane.postmortem.telling import tell, timeline_values
+    from controlplane.postmortem.telling import timeline_values
 
     file = opened_log(log, fleet, beyond=beyond)
-    progress = Progress("events read:")
-    told = tell(file, progress=progress.tell)
-    progress.done()
-    say_first(file)
+    told = told_of(file)
     values = timeline_values(told, file)
     if as_json:
         print_json(values)

@@ -13,6 +13,7 @@ import anyio
 
 from controlplane.eventlog import EventLog, NodeAlreadyAlive, Reread, Retry
 from controlplane.eventlog.session import NodeSession
+from controlplane.testkit import healthy_measurements
 from statemachine import events as e
 from statemachine import messages as m
 from statemachine.ids import Epoch, JobId, NodeId
@@ -202,19 +203,6 @@ class ScriptedSweeper:
     async def run(self, sweep: e.SweepRequested, name: str) -> None:
         """Run one round."""
         await self._life.run_round(sweep, name)
-
-
-def healthy_measurements(name: str) -> dict[str, float]:
-    """What every healthy node of this fleet measures."""
-    if name == "pair":
-        return {"link_mbps_best": 1000.0, "link_latency_us_p50": 50.0}
-    return {
-        "gemm_gflops_best": 100.0,
-        "gemm_gflops_median": 99.0,
-        "gemm_cv": 0.01,
-        "memory_gbps_best": 20.0,
-        "memory_gbps_median": 19.0,
-    }
 
 
 class ScriptedNode:

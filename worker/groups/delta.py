@@ -31,10 +31,6 @@ TWO_THREADS_BYTES_MIN: Final = 8 * 1024 * 1024
 EXCHANGE_TAG: Final = 0x7FFFFFFF
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 class DeltaBackend(DirectGroup):
     """The port's collectives over links."""
 
