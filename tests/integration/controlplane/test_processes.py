@@ -93,6 +93,22 @@ def test_an_act_says_where_it_stands_in_the_log(controllers: Controllers, run: R
     assert "PAUSED by ada" in run("status").stdout
 
 
+def test_a_job_is_stopped_once(controllers: Controllers, run: Run) -> None:
+    """An unknown name is wrong usage; a job that never ran is over at once, and stays over."""
+    controllers.start("c0")
+    controllers.wait_for("c0", "LeaderElected")
+    unknown = run("job", "stop", "jib")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+    assert "no job 'jib' was declared" in unknown.stderr
+    assert run("job", "declare", "--axes", "dp=2", "--as", "ada").returncode == 0
+    stopped = run("job", "stop", "--as", "ada", "--json")
+    assert stopped.returncode == 0, stopped.stderr
+    assert json.loads(stopped.stdout)["followed"] == ["JobFinished"]
+    again = run("job", "stop")
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert "is finished already" in again.stderr
+
+
 def test_an_act_without_a_leader_waits_and_says_so(run: Run) -> None:
     """Durable in the inbox; nobody is told a lie."""
     noted = run("pause")
