@@ -1,7 +1,8 @@
 """The log as a file of JSON lines: its own bytes, one entry a line, in order of position.
 
 What belongs here: getting the bytes out. They are not decoded, so that an export holds what was
-written even where this release cannot read it.
+written even where this release cannot read it. Each line ends in a checksum (`sealing`), so that
+whoever reads the file years later sees any byte that changed on the way.
 """
 
 import os
@@ -14,6 +15,7 @@ from typing import IO
 from controlplane.errors import TargetExists
 from controlplane.eventlog import EventLog
 from statemachine.errors import UsageError
+from statemachine.sealing import sealed
 
 
 async def exported(log: EventLog, sink: IO[bytes]) -> int:
@@ -25,7 +27,7 @@ async def exported(log: EventLog, sink: IO[bytes]) -> int:
     """
     count = 0
     async for entries in log.read_entries():
-        sink.write(b"".join(entry.raw + b"\n" for entry in entries))
+        sink.write(b"".join(sealed(entry.raw) + b"\n" for entry in entries))
         count += len(entries)
     sink.flush()
     return count

@@ -34,6 +34,7 @@ from statemachine.events import Recorded, UnknownEvent
 from statemachine.evolve import evolve
 from statemachine.ids import Position
 from statemachine.invariants import check_step
+from statemachine.sealing import has_seal, unsealed
 
 GAPS_MAX: Final = 100
 """Missing facts that are named one by one, for each gap."""
@@ -238,9 +239,14 @@ def verify_file(path: Path) -> Findings:
         UsageError: the file cannot be read.
     """
     verifier = Verifier(str(path))
+    seals: bool | None = None
     for where, raw in _lines(path):
+        if seals is not None and has_seal(raw) is not seals:
+            which = f"the lines before {where} have" if has_seal(raw) else f"{where} has"
+            raise LogRefuted(f"{path}: {where}: {which} lost a checksum: altered since written")
+        seals = has_seal(raw)
         try:
-            recorded = decode_recorded(raw)
+            recorded = decode_recorded(unsealed(raw))
         except EventCorrupt as error:
             raise LogRefuted(f"{path}: {where}: {error}") from error
         verifier.take(recorded, where)

@@ -22,6 +22,7 @@ from statemachine.errors import ChangeoverError
 from statemachine.evolve import evolve
 from statemachine.incidents import Incident, incidents
 from statemachine.policy import Policy
+from statemachine.sealing import unsealed
 from statemachine.state import FleetState
 
 
@@ -40,7 +41,7 @@ def read_log(path: Path) -> list[e.Recorded]:
         if not line.strip():
             continue
         try:
-            entry = decode_recorded(line)
+            entry = decode_recorded(unsealed(line))
         except ChangeoverError as error:
             raise BadLog(f"{path}: line {number}: {error}") from error
         if log and entry.position != log[-1].position + 1:

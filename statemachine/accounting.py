@@ -19,7 +19,7 @@ idle is told apart, in node-seconds.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from msgspec import Struct, field
 
@@ -138,6 +138,8 @@ class Ledger:
         self._first_at_ms = 0
         self._runs: dict[JobId, _Run] = {}
         self._idle_ms = 0.0
+        self._idlers = 0
+        """Standbys that idle beside a run since the entry before; counted where it may change."""
 
     @property
     def state(self) -> FleetState:
@@ -146,20 +148,26 @@ class Ledger:
 
     def hear(self, recorded: e.Recorded) -> None:
         """Take in the next entry."""
-        before = self.telling.state
-        self.telling.hear(recorded)
-        state = self.telling.state
+        telling = self.telling
+        before = telling.state
+        telling.hear(recorded)
+        state = telling.state
         if not self.entries:
             self._first_at_ms = recorded.at_ms
-        elif state.at_ms > before.at_ms and _trains(before):
-            self._idle_ms += len(before.pool) * (state.at_ms - before.at_ms)
+        elif self._idlers:
+            self._idle_ms += self._idlers * (state.at_ms - before.at_ms)
         self.entries += 1
         event = recorded.event
         kind = type(event)
-        if kind in _MOVES:
+        if kind is e.StepResumed:
+            self._resumed(recorded.at_ms, cast("e.StepResumed", event))
+        elif kind is e.TransitionPrepared:
+            self._parked(cast("e.TransitionPrepared", event))
+        elif kind in _MOVES:
             self._moved(state, recorded)
-        elif kind is e.StepResumed or kind is e.TransitionPrepared:
-            self._stepped(recorded)
+            self._idlers = _idlers(state)
+        if state.pool is not before.pool:
+            self._idlers = _idlers(state)
 
     def _moved(self, state: FleetState, recorded: e.Recorded) -> None:
         event = recorded.event
@@ -196,24 +204,26 @@ class Ledger:
             for kind in list(run.open):
                 run.mark(kind, at_ms, claimed=False)
 
-    def _stepped(self, recorded: e.Recorded) -> None:
-        event = recorded.event
-        assert isinstance(event, (e.StepResumed, e.TransitionPrepared))
+    def _parked(self, event: e.TransitionPrepared) -> None:
+        run, report = self._runs.get(event.job), event.report
+        if run is None or run.ended_at_ms is not None or report is None or not report.has_state:
+            return
+        if report.applied >= run.done:
+            run.done = report.applied + 1
+
+    def _resumed(self, at_ms: int, event: e.StepResumed) -> None:
         run = self._runs.get(event.job)
         if run is None or run.ended_at_ms is not None:
             return
-        if isinstance(event, e.TransitionPrepared):
-            if event.report is not None and event.report.has_state:
-                run.done = max(run.done, event.report.applied + 1)
-            return
         if event.transition == run.launch:
-            ended_ms = min(event.committed_at_ms or recorded.at_ms, recorded.at_ms)
+            ended_ms = min(event.committed_at_ms or at_ms, at_ms)
             kind = "restart" if run.again else "transition"
             run.claims.append(_Stretch(kind, run.launched_at_ms or ended_ms, ended_ms))
             run.again = False
             run.launches.append((event.step, ended_ms, run.done))
             run.launch = TransitionId(0)
-        run.done = max(run.done, event.step + 1)
+        if event.step >= run.done:
+            run.done = event.step + 1
 
     # --- telling ------------------------------------------------------------------------------
 
@@ -236,8 +246,9 @@ class Ledger:
         )
 
 
-def _trains(state: FleetState) -> bool:
-    return any(state.jobs[name].launched for name in state.open_jobs)
+def _idlers(state: FleetState) -> int:
+    trains = any(state.jobs[name].launched for name in state.open_jobs)
+    return len(state.pool) if trains else 0
 
 
 def _waits(job: Job) -> bool:

@@ -14,7 +14,7 @@ together, the one that began last).
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, cast, get_args
 
 from msgspec import Struct, field
 
@@ -125,8 +125,10 @@ class _Account(Struct, kw_only=True):
 
     def prepare(self, at_ms: int, event: e.TransitionPrepared) -> None:
         """Take in one acknowledgement of phase one."""
-        self.prepared_at_ms = max(at_ms, self.prepared_at_ms or 0)
-        self.quiesce_ms = max(self.quiesce_ms, event.quiesce_ms)
+        if self.prepared_at_ms is None or at_ms > self.prepared_at_ms:
+            self.prepared_at_ms = at_ms
+        if event.quiesce_ms > self.quiesce_ms:  # noqa: PLR1730
+            self.quiesce_ms = event.quiesce_ms
         report = event.report
         if report is not None and report.has_state:
             self.begun = max(self.begun, report.applied + 1, report.pending)
@@ -134,8 +136,10 @@ class _Account(Struct, kw_only=True):
     def apply(self, event: e.TransitionApplied) -> None:
         """Take in what a member measured itself, of each phase the slowest."""
         self.bytes_received += event.bytes_received
+        measured = self.measured_ms
         for name, ms in event.phases_ms.items():
-            self.measured_ms[name] = max(ms, self.measured_ms.get(name, 0.0))
+            if ms >= measured.get(name, 0.0):
+                measured[name] = ms
             if name == "transfer" and event.node in self.leavers:
                 self.given_ms = max(ms, self.given_ms or 0.0)
 
@@ -154,26 +158,30 @@ class _Account(Struct, kw_only=True):
                 gap_ms=gap_ms,
             )
             return
-        so_far.step = min(so_far.step, event.step)
-        so_far.step_ms = min(so_far.step_ms, event.step_ms)
-        so_far.committed_at_ms = max(so_far.committed_at_ms, event.committed_at_ms)
-        so_far.gap_ms = max(so_far.gap_ms, gap_ms)
+        if event.step < so_far.step:  # noqa: PLR1730
+            so_far.step = event.step
+        if event.step_ms < so_far.step_ms:  # noqa: PLR1730
+            so_far.step_ms = event.step_ms
+        if event.committed_at_ms > so_far.committed_at_ms:  # noqa: PLR1730
+            so_far.committed_at_ms = event.committed_at_ms
+        if gap_ms > so_far.gap_ms:  # noqa: PLR1730
+            so_far.gap_ms = gap_ms
 
 
 _Key = tuple[JobId, TransitionId]
 
 
-_PROGRESS_KINDS: Final = (
-    e.TransitionPrepared,
-    e.TransitionCommitted,
-    e.TransitionApplied,
-    e.StepResumed,
-    e.TransitionFinished,
-    e.TransitionAborted,
+_Progress = (
+    e.TransitionPrepared
+    | e.TransitionCommitted
+    | e.TransitionApplied
+    | e.StepResumed
+    | e.TransitionFinished
+    | e.TransitionAborted
 )
-"""What is told of a transition after its plan: most of a log."""
+"""What is told of a transition after its plan: most of a log, hence no calls of `max` for it."""
 
-_PROGRESS: Final = frozenset(_PROGRESS_KINDS)
+_PROGRESS: Final = frozenset(get_args(_Progress))
 
 _SAID: Final = frozenset(
     {
@@ -219,9 +227,10 @@ class Telling(Struct, kw_only=True):
 
     def hear(self, recorded: e.Recorded) -> None:
         """Take in one entry, with the state before it still at hand."""
-        kind = type(recorded.event)
+        event = recorded.event
+        kind = type(event)
         if kind in _PROGRESS:
-            self._progress(recorded)
+            self._progress(recorded, cast("_Progress", event))
         elif kind in _SAID:
             self._heard(recorded)
         self.state = evolve(self.state, recorded)
@@ -283,26 +292,30 @@ class Telling(Struct, kw_only=True):
         )
         self.accounts[(plan.job, plan.transition)] = account
 
-    def _progress(self, recorded: e.Recorded) -> None:
-        event = recorded.event
-        assert isinstance(event, _PROGRESS_KINDS)
-        key = (event.job, event.transition)
-        account = self.accounts.get(key)
+    def _progress(self, recorded: e.Recorded, event: _Progress) -> None:
+        account = self.accounts.get((event.job, event.transition))
         if account is None:
             return
+        kind = type(event)  # `match` asks case by case, and a log has a thousand answers a plan
+        if kind is e.TransitionPrepared:
+            account.prepare(recorded.at_ms, cast("e.TransitionPrepared", event))
+        elif kind is e.StepResumed:
+            account.resume(cast("e.StepResumed", event))
+        elif kind is e.TransitionApplied:
+            account.apply(cast("e.TransitionApplied", event))
+        else:
+            self._ended(account, recorded.at_ms, event)
+
+    def _ended(self, account: _Account, at_ms: int, event: _Progress) -> None:
         match event:
-            case e.TransitionPrepared():  # the three that are many come first
-                account.prepare(recorded.at_ms, event)
-            case e.StepResumed():
-                account.resume(event)
-            case e.TransitionApplied():
-                account.apply(event)
             case e.TransitionCommitted():
-                account.committed = (recorded.at_ms, event)
+                account.committed = (at_ms, event)
             case e.TransitionFinished():
                 account.finished = True
             case e.TransitionAborted():
                 account.aborted = True
+            case _:
+                pass
 
 
 def _whole(plan: e.TransitionPlanned, after: FleetState) -> e.TransitionPlanned:

@@ -3,8 +3,8 @@
 What belongs here: following, remembering, and waiting for something to become true under a
 deadline. Nothing here judges what was seen (`proof`) or causes it (`plot`).
 
-Every entry is written to `events.jsonl` in its own bytes as it comes, so that the log is there
-even if the demo is ended at any moment.
+Every entry is written to `events.jsonl` as it comes, in the form of `changeover log export`, so
+that the log is there even if the demo is ended at any moment.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from statemachine.events import AnyEvent, Recorded
 from statemachine.evolve import evolve
 from statemachine.ids import Incarnation, JobId, NodeId
 from statemachine.lifecycle import NodeState
+from statemachine.sealing import sealed
 from statemachine.state import FleetState, Job
 from statemachine.vitals import Vitals, decode_vitals
 
@@ -61,7 +62,7 @@ class Chronicle:
                         self._take(entry.raw, entry.recorded(), file)
 
     def _take(self, raw: bytes, recorded: Recorded, file: BinaryIO) -> None:
-        file.write(raw + b"\n")
+        file.write(sealed(raw) + b"\n")
         self.entries.append(recorded)
         self.state = evolve(self.state, recorded)
         self.on_entry(recorded)

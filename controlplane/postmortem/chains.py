@@ -8,7 +8,7 @@ is what was waited for.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast, get_args
 
 from msgspec import Struct
 
@@ -54,6 +54,11 @@ _ABOUT: Final = (
 """What is said of a node before anything follows from it."""
 
 
+_Answer = e.TransitionPrepared | e.TransitionApplied | e.StepResumed
+_ANSWERS: Final = frozenset(get_args(_Answer))
+"""What members say: most of a log, so it is looked up and not matched."""
+
+
 class Link(Struct, frozen=True):
     """One event of a chain; `at_ms` is Unix time by the sequencer's clock."""
 
@@ -84,10 +89,13 @@ class Chains:
     def hear(self, recorded: e.Recorded) -> None:
         """Take in one entry whose type is among `LINKS`; the others are no links."""
         event = recorded.event
+        if type(event) in _ANSWERS:
+            answer = cast("_Answer", event)
+            key = (answer.job, answer.transition)
+            if key in self._chains:
+                self._last[key] = recorded
+            return
         match event:
-            case e.TransitionPrepared() | e.TransitionApplied() | e.StepResumed():
-                if (event.job, event.transition) in self._chains:
-                    self._last[event.job, event.transition] = recorded
             case e.TransitionPlanned():
                 if event.motive is not e.Motive.LAUNCH:
                     self._chains[event.job, event.transition] = self._begin(recorded, event)

@@ -21,9 +21,13 @@ from statemachine.codec import decode_recorded
 from statemachine.errors import CodecError, UsageError
 from statemachine.events import Recorded, UnknownEvent
 from statemachine.ids import Position
+from statemachine.sealing import has_seal, is_intact
 
 _SHOWN: Final = 5
 """Places of damage that are named one by one."""
+
+PAGE_BYTES: Final = 1 << 20
+"""What is read of a file at a time: a call a line costs as much as decoding it."""
 
 _SEGMENT: Final = re.compile(r"\d{20}-\d{20}-[0-9a-f]{16}\.segment\Z")
 
@@ -35,7 +39,7 @@ class Damage(Struct, frozen=True, kw_only=True):
     after: Position
     """The last position before it; 0 if there is none."""
     kind: str
-    """``unreadable``, ``hole``, ``disorder``, ``backwards``, ``cut``, ``beginning`` or
+    """``altered``, ``unreadable``, ``hole``, ``disorder``, ``backwards``, ``cut``, ``beginning`` or
     ``impossible``."""
     words: str
 
@@ -72,6 +76,7 @@ class LogFile:
         self._fleet = fleet
         self._begin = offset
         self._segment = ""
+        self._is_sealed = False
         self._last = Position(after)
         self._at_ms = 0
 
@@ -81,33 +86,48 @@ class LogFile:
         Raises:
             UsageError: the file cannot be read, or holds no log at all.
         """
-        lines = self._segments() if self.path.is_dir() else self._lines()
-        decode, stopped = decode_recorded, False
-        for number, offset, raw in lines:
+        pages = self._segments() if self.path.is_dir() else self._pages()
+        stopped = False
+        for number, begin, lines in pages:
+            offset = begin
             if stopped:
-                self.unread += 1
+                self.unread += len(lines)
                 continue
-            try:
-                recorded = decode(raw)
-            except CodecError as error:
-                self.hurt(self._where(number, offset), "unreadable", str(error))
-                stopped = not self.reads_on
-                self.unread += stopped
-                continue
-            in_order = recorded.position == self._last + 1 and recorded.at_ms >= self._at_ms
-            if in_order and self._last:
-                self._last, self._at_ms = recorded.position, recorded.at_ms
-            elif not self._fits(self._where(number, offset), recorded):
-                stopped = not self.reads_on
-                self.unread += stopped
-                continue
-            if type(recorded.event) is UnknownEvent:
-                tag = recorded.event.tag
-                self.newer[tag] = self.newer.get(tag, 0) + 1
-            self.offset = offset
-            yield recorded
+            for nth, raw in enumerate(lines):
+                recorded = self._entry(raw, number + nth, offset)
+                if recorded is not None:
+                    self.offset = offset
+                    yield recorded
+                elif len(raw) > 1 and not self.reads_on:
+                    stopped = True
+                    self.unread += len(lines) - nth
+                    break
+                offset += len(raw)
         if not self._last and not self.damage:
             raise UsageError(f"{self.path}: no entry; 'changeover log export' writes one a line")
+
+    def _entry(self, raw: bytes, number: int, offset: int) -> Recorded | None:
+        """What a line says; None if it says nothing, or nothing that may be believed."""
+        if len(raw) <= 1:
+            return None
+        if self._is_sealed and not is_intact(raw[:-1]):
+            words = "altered since it was written: its checksum differs, or is gone"
+            self.hurt(self._where(number, offset), "altered", words)
+            if not self.reads_on:
+                return None
+        try:
+            recorded = decode_recorded(raw)
+        except CodecError as error:
+            self.hurt(self._where(number, offset), "unreadable", str(error))
+            return None
+        if recorded.position == self._last + 1 and recorded.at_ms >= self._at_ms and self._last:
+            self._last, self._at_ms = recorded.position, recorded.at_ms
+        elif not self._fits(self._where(number, offset), recorded):
+            return None
+        if type(recorded.event) is UnknownEvent:
+            tag = recorded.event.tag
+            self.newer[tag] = self.newer.get(tag, 0) + 1
+        return recorded
 
     @property
     def is_whole(self) -> bool:
@@ -151,30 +171,32 @@ class LogFile:
             return self._segment
         return f"byte {offset}" if self._begin else f"line {number}"
 
-    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
+    def _pages(self) -> Iterator[tuple[int, int, list[bytes]]]:
+        """Some lines at a time, with the number of the first, and the byte at which it begins."""
+        number, offset = 1, self._begin
         try:
             with self.path.open("rb") as file:
-                file.seek(self._begin)
-                offset = self._begin
-                for number, raw in enumerate(file, 1):
-                    if raw[-1:] != b"\n":
+                file.seek(offset)
+                while lines := file.readlines(PAGE_BYTES):
+                    if number == 1:
+                        self._is_sealed = any(has_seal(raw[:-1]) for raw in lines)
+                    cut = lines.pop() if lines[-1][-1:] != b"\n" else b""
+                    yield number, offset, lines
+                    number += len(lines)
+                    offset += sum(map(len, lines))
+                    if cut:
                         where = self._where(number, offset)
                         self.hurt(where, "cut", "the file ends within this line")
-                        return
-                    if len(raw) > 1:
-                        yield number, offset, raw
-                    offset += len(raw)
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from error
 
-    def _segments(self) -> Iterator[tuple[int, int, bytes]]:
+    def _segments(self) -> Iterator[tuple[int, int, list[bytes]]]:
         if not any(_SEGMENT.match(each.name) for each in self.path.iterdir()):
             raise UsageError(f"{self.path}: no archive segment in this folder")
         try:
             for segment in chain_of(self.path, self._fleet):
                 self._segment = segment.path.name
-                for entry in read_segment(segment):
-                    yield 0, 0, entry.raw
+                yield 0, 0, [entry.raw for entry in read_segment(segment)]
         except LogCorrupt as error:
             self.hurt(str(self.path), "unreadable", str(error))
 

@@ -6,7 +6,7 @@ one reading of a log that gathers all of them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -48,13 +48,14 @@ def tell(
     Raises:
         UsageError: the file cannot be read.
     """
-    ledger, kinds, chains = Ledger(), Counter[type](), Chains()
+    ledger, kinds, chains = Ledger(), defaultdict[type, int](int), Chains()
+    links, hear, follow = LINKS, ledger.hear, chains.hear
     for recorded in checked(log):
         kind = type(recorded.event)
         kinds[kind] += 1
-        if kind in LINKS:
-            chains.hear(recorded)
-        ledger.hear(recorded)
+        if kind in links:
+            follow(recorded)
+        hear(recorded)
         if also is not None:
             also(recorded)
         if progress is not None and ledger.entries % LOOK_EVERY == 0:

@@ -21,6 +21,7 @@ from controlplane.explaining import story_of
 from controlplane.exporting import appearing, exported
 from controlplane.lines import line_of, words_of
 from controlplane.picture import Picture, as_values
+from controlplane.postmortem.logfile import LogFile
 from controlplane.verifying import verify_file, verify_log
 from statemachine import events as e
 from statemachine.codec import encode_recorded
@@ -28,6 +29,7 @@ from statemachine.decide import settle
 from statemachine.errors import UsageError
 from statemachine.evolve import evolve
 from statemachine.ids import Incarnation, JobId, NodeId, Position
+from statemachine.sealing import has_seal, unsealed
 from statemachine.state import FleetState
 
 JOB = JobId("job")
@@ -210,10 +212,27 @@ async def live(log: list[e.Recorded]) -> AsyncIterator[EventLog]:
 
 
 async def test_an_export_is_the_logs_own_bytes(live: EventLog, log: list[e.Recorded]) -> None:
-    """One entry a line, in order."""
+    """One entry a line, in order, each with a checksum behind its own bytes."""
     sink = io.BytesIO()
     assert await exported(live, sink) == len(log)
-    assert sink.getvalue().splitlines() == [encode_recorded(r) for r in log]
+    lines = sink.getvalue().splitlines()
+    assert all(map(has_seal, lines))
+    assert [unsealed(line) for line in lines] == [encode_recorded(r) for r in log]
+
+
+async def test_no_flipped_bit_of_an_export_goes_unseen(live: EventLog, tmp_path: Path) -> None:
+    """Whichever byte of the file it hits, in an entry, its checksum or between two lines."""
+    sink = io.BytesIO()
+    await exported(live, sink)
+    whole, path = sink.getvalue(), tmp_path / "log.jsonl"
+    ends = [at for at, byte in enumerate(whole) if byte == ord("\n")]
+    for at in sorted({*range(0, len(whole), 7), *ends}):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(LogRefuted, match="line "):
+            verify_file(path)
+        log = LogFile(path)
+        list(log.entries())
+        assert log.damage, f"bit {at % 8} of byte {at}: nothing was seen"
 
 
 async def test_a_log_that_holds_is_proven(

@@ -14,6 +14,7 @@ from controlplane.localfleet.folder import RunFolder
 from statemachine import events as e
 from statemachine.codec import encode_recorded
 from statemachine.ids import Incarnation, JobId, NodeId, Position
+from statemachine.sealing import sealed
 
 
 def joined(position: int) -> bytes:
@@ -43,7 +44,8 @@ async def test_entries_are_folded_and_written_in_their_own_bytes(
         await leadership.append(Batch(after=Position(0), entries=tuple(raws)))
         await chronicle.complete()
         group.cancel_scope.cancel()
-    assert (tmp_path / "events.jsonl").read_bytes() == b"".join(raw + b"\n" for raw in raws)
+    written = (tmp_path / "events.jsonl").read_bytes()
+    assert written == b"".join(sealed(raw) + b"\n" for raw in raws)
     assert sorted(chronicle.state.nodes) == ["n1", "n2"]
     assert chronicle.found(lambda event: isinstance(event, e.NodeJoined), after=1) is not None
     assert chronicle.found(lambda event: isinstance(event, e.NodeLost)) is None
