@@ -178,7 +178,7 @@ def encode_image(fleet: str, image: Image) -> bytes:
         fleet=fleet,
         position=image.state.position,
     )
-    payload = msgspec.json.Encoder(enc_hook=_encode_custom).encode(image)
+    payload = msgspec.json.Encoder(enc_hook=_encode_custom, order="deterministic").encode(image)
     return msgspec.json.encode(header) + b"\n" + zlib.compress(payload, 1)
 
 

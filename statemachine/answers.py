@@ -1,9 +1,9 @@
 """What the members of a transition answered: thousands of answers, one event each.
 
-Theory of operation. Members are numbered once, when the transition is planned; an answer goes to
-its member's place in a block of 64. To add one copies a block and the list of blocks, two hundred
-references, and shares the rest: less than a persistent map of names takes, and in a large fleet
-most events are answers.
+Theory of operation. Members are numbered once, when the transition is planned; an answer belongs at
+its member's place in a block of 64. Storing it there copies a block and the list of blocks, two
+hundred references, so that is done for a handful at once: the newest answers wait in a small
+mapping, which is all that an ordinary insertion copies. In a large fleet most events are answers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from statemachine.ids import NodeId
 
 BLOCK: Final = 64
 
+RECENT: Final = 16
+"""So many answers wait outside the blocks: few enough to copy for each, many enough to share."""
+
 T = TypeVar("T")
 
 
 def numbered(names: Iterable[NodeId]) -> dict[NodeId, int]:
     """Members with their numbers, in order of name."""
-    return {name: number for number, name in enumerate(sorted(set(names)))}
+    # Sorting what is nearly sorted costs next to nothing; what comes out of a set is not.
+    return {name: number for number, name in enumerate(dict.fromkeys(sorted(names)))}
 
 
 class Answers(Struct, Generic[T], frozen=True, kw_only=True, gc=False):
@@ -30,6 +34,8 @@ class Answers(Struct, Generic[T], frozen=True, kw_only=True, gc=False):
 
     members: Mapping[NodeId, int] = {}
     blocks: tuple[tuple[T | None, ...], ...] = ()
+    recent: dict[int, T] = {}
+    """By number, instead of what the blocks hold."""
     count: int = 0
 
     @classmethod
@@ -41,19 +47,24 @@ class Answers(Struct, Generic[T], frozen=True, kw_only=True, gc=False):
     def insert(self, name: NodeId, said: T) -> Answers[T]:
         """With the answer of a member, in the place of an earlier one."""
         number = self.members[name]
-        blocks = list(self.blocks)
-        block = list(blocks[number >> 6])
-        count = self.count + (block[number & 63] is None)
-        block[number & 63] = said
-        blocks[number >> 6] = tuple(block)
-        return Answers(members=self.members, blocks=tuple(blocks), count=count)
+        recent, count, blocks = self.recent, self.count, self.blocks
+        if number not in recent and blocks[number >> 6][number & 63] is None:
+            count += 1
+        if len(recent) < RECENT:
+            recent = recent.copy()
+            recent[number] = said
+        else:
+            blocks = _stored(blocks, recent)
+            recent = {number: said}
+        return Answers(members=self.members, blocks=blocks, recent=recent, count=count)
 
     def get(self, name: NodeId) -> T | None:
         """What a member answered, if it did."""
         number = self.members.get(name)
         if number is None:
             return None
-        return self.blocks[number // BLOCK][number % BLOCK]
+        said = self.recent.get(number)
+        return self.blocks[number // BLOCK][number % BLOCK] if said is None else said
 
     def __contains__(self, name: NodeId) -> bool:
         return self.get(name) is not None
@@ -70,3 +81,19 @@ class Answers(Struct, Generic[T], frozen=True, kw_only=True, gc=False):
             said = self.get(name)
             if said is not None:
                 yield name, said
+
+
+def _stored(
+    blocks: tuple[tuple[T | None, ...], ...], recent: Mapping[int, T]
+) -> tuple[tuple[T | None, ...], ...]:
+    """The blocks with what waited."""
+    touched: dict[int, list[T | None]] = {}
+    for number, said in recent.items():
+        block = touched.get(number >> 6)
+        if block is None:
+            block = touched[number >> 6] = list(blocks[number >> 6])
+        block[number & 63] = said
+    whole = list(blocks)
+    for index, block in touched.items():
+        whole[index] = tuple(block)
+    return tuple(whole)

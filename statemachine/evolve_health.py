@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from statemachine import events as e
 from statemachine.evolve_nodes import QUALIFY, moved, must_qualify
 from statemachine.ids import NodeId, Position, SweepId
-from statemachine.indexes import AWAY_STATES, put_node
-from statemachine.lifecycle import NodeState, next_warmth
+from statemachine.indexes import put_node
+from statemachine.lifecycle import AWAY_STATES, NodeState, next_warmth
 from statemachine.state import FleetState, Node, Sweep, is_harmful
 
 REFERENCE_KEPT = 32

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from statemachine import events as e
 from statemachine.ids import Incarnation, NodeId
-from statemachine.indexes import AWAY_STATES, end_member, put_job, put_node
-from statemachine.lifecycle import NODE_TABLE, NodeState, Warmth, next_warmth
+from statemachine.indexes import end_member, put_job, put_node
+from statemachine.lifecycle import AWAY_STATES, NODE_TABLE, NodeState, Warmth, next_warmth
 from statemachine.state import Accusation, FleetState, Node, Rehearsal
 
 

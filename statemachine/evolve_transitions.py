@@ -12,14 +12,13 @@ from statemachine.evolve_jobs import live_holders
 from statemachine.evolve_nodes import moved
 from statemachine.ids import JobId, NodeId, Slot
 from statemachine.indexes import (
-    AWAY_STATES,
     put_job,
     put_node,
     put_nodes,
     put_pending,
     refresh_pool,
 )
-from statemachine.lifecycle import Phase, next_phase
+from statemachine.lifecycle import AWAY_STATES, Phase, next_phase
 from statemachine.state import Draft, FleetState, Job, Node, Transition
 from statemachine.transition import required_members
 

@@ -14,14 +14,11 @@ from msgspec.structs import replace
 from rpds import HashTrieSet
 
 from statemachine.ids import NodeId
-from statemachine.lifecycle import NodeState, Warmth
+from statemachine.lifecycle import AWAY_STATES, NodeState, Warmth
 from statemachine.state import FleetState, Job, Node, Transition
 
 POOLED_STATES: Final = frozenset({NodeState.SPARE, NodeState.WARMING, NodeState.STANDBY})
 """A node in one of these may take a slot or rehearse."""
-
-AWAY_STATES: Final = frozenset({NodeState.LOST, NodeState.GONE})
-"""A node in one of these is no more."""
 
 _OUT_STATES: Final = frozenset({NodeState.DRAINED, NodeState.RETIRED})
 """A node in one of these rests until an operator wants something of it."""

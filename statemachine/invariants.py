@@ -21,7 +21,6 @@ from statemachine.evolve import evolve
 from statemachine.ids import JobId, NodeId
 from statemachine.indexes import (
     ACCUSED,
-    AWAY_STATES,
     POOLED,
     PRESENT,
     UNREADY,
@@ -29,7 +28,7 @@ from statemachine.indexes import (
     memberships,
 )
 from statemachine.invariants_step import step_breaches
-from statemachine.lifecycle import NodeState, Phase
+from statemachine.lifecycle import AWAY_STATES, NodeState, Phase
 from statemachine.notation import line_of_entry
 from statemachine.state import FleetState, Job, Node, Transition
 

@@ -44,6 +44,11 @@ class NodeState(StrEnum):
     """Gave its lease back."""
 
 
+AWAY_STATES: Final = (NodeState.LOST, NodeState.GONE)
+"""A node in one of these is no more. A tuple: looking for a member of an enumeration in a set calls
+its hash, which is written in Python, and this is asked once an event."""
+
+
 class Phase(StrEnum):
     """Where a transition stands."""
 

@@ -8,8 +8,7 @@ from statemachine.choose import Choice
 from statemachine.decision import Decision
 from statemachine.evolve_transitions import required_of
 from statemachine.ids import Incarnation, NodeId, Position, Slot, TransitionId
-from statemachine.indexes import AWAY_STATES
-from statemachine.lifecycle import NodeState, Phase
+from statemachine.lifecycle import AWAY_STATES, NodeState, Phase
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node, Transition, is_harmful
 

@@ -48,7 +48,7 @@ from statemachine.ids import (
     TransitionId,
 )
 from statemachine.layout import Layout
-from statemachine.lifecycle import NodeState, Phase, Warmth
+from statemachine.lifecycle import AWAY_STATES, NodeState, Phase, Warmth
 from statemachine.policy import Policy
 from statemachine.sweep import TOGETHER
 
@@ -338,4 +338,4 @@ class FleetState(Struct, frozen=True, kw_only=True, gc=False):
         record = self.nodes.get(node)
         if record is None or record.incarnation != incarnation:
             return None
-        return None if record.state in (NodeState.LOST, NodeState.GONE) else record
+        return None if record.state in AWAY_STATES else record

@@ -66,8 +66,9 @@ def required_members(
         affected = [slot for slot in layout.affected_slots(changed) if slot not in changed]
         leavers = {change.leaver for change in changes if change.leaver}
         return tuple(sorted(joiners | leavers | {held[s] for s in affected if s in held}))
-    survivors = {node for slot, node in held.items() if slot not in changed}
-    return tuple(sorted(joiners | survivors | {giver.node for giver in givers}))
+    survivors = [node for slot, node in held.items() if slot not in changed]
+    everybody = [*survivors, *joiners, *(giver.node for giver in givers)]
+    return tuple(dict.fromkeys(sorted(everybody)))  # survivors are nearly sorted; a set is not
 
 
 def planned_handovers(
