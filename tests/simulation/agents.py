@@ -22,6 +22,7 @@ from statemachine.topology import Desired
 from worker.agent_node import End, EndKind, NodeLife
 from worker.agent_settings import AgentSettings
 from worker.channel import ChannelClosed
+from worker.gauges.sampler import Sampler
 from worker.supervise import Exit
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ class ScriptedLife(NodeLife):
         super().__init__(node.settings, node.log, session, cast("ProbePort", node))
         self._node = node
         self._sweeper = cast("Sweeper", ScriptedSweeper(self))
+        self._gauges = Sampler(())  # those of the machine that the test runs on say another thing
 
     async def _start_process(self) -> TrainingProcess:
         return cast("TrainingProcess", self._node.process)

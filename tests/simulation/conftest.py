@@ -13,7 +13,7 @@ from controlplane.eventlog import EventLog, open_store
 from controlplane.eventlog.memory import MemoryStore
 from controlplane.term import unix_ms
 from tests.simulation.fleet import Fleet
-from tests.virtual import VirtualLoop
+from tests.virtual import run_virtually
 
 EPOCH_MS = 1_800_000_000_000
 
@@ -44,8 +44,7 @@ def play_on_virtual_time(scenario: Scenario, store: MemoryStore | None = None) -
     async def play() -> None:
         await _play(scenario, EventLog(store or MemoryStore(), "virtual"), virtual_ms)
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(play())
+    run_virtually(play)
 
 
 @pytest.fixture(name="play_virtually")
