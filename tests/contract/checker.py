@@ -287,10 +287,12 @@ async def settled(log: EventLog, history: History) -> list[Recorded]:
     with anyio.fail_after(40):
         while await log.inbox():  # noqa: ASYNC110 - a bounded wait for what has no event
             await anyio.sleep(0.1)
-        entries = [recorded async for recorded in log.read()]
-        while any(len(seen) < len(entries) for seen in history.read.values()):  # noqa: ASYNC110
-            await anyio.sleep(0.05)
-    return entries
+        while True:
+            entries = [recorded async for recorded in log.read()]
+            while any(len(seen) < len(entries) for seen in history.read.values()):  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+            if all(len(seen) == len(entries) for seen in history.read.values()):
+                return entries  # else somebody was elected meanwhile
 
 
 async def play(

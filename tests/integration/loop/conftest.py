@@ -26,6 +26,8 @@ SAMPLED = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave most cases of the long walks to `make soak`; the seed picks those that stay."""
+    if config.getoption("lf", default=False):
+        return  # what failed is tried again, whatever this run's turn would be
     everything = config.option.markexpr == "soak"
     seed = config.getoption("randomly_seed", 0)
     turn = seed if isinstance(seed, int) else 0
