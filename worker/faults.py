@@ -110,6 +110,11 @@ class SlowCompute:
         factor = self.factor
         return factor if self._kind in (kind, SlowKind.COMPUTE) else 1.0
 
+    def only(self, kind: SlowKind) -> float:
+        """How many times as long work of a kind takes now, if that kind and no other is slow."""
+        factor = self.factor
+        return factor if self._kind is kind else 1.0
+
     def burn(self, work_s: float, *kinds: SlowKind) -> float:
         """After `work_s` seconds of own work, work on for the rest of what it should have taken.
 

@@ -20,10 +20,12 @@ import os
 import select
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from worker.groups import frames
 from worker.groups.frames import HEADER_BYTES, Kind
+from worker.groups.pacing import PACING, Pacing
 from worker.groups.shared import SHARED_BYTES_MIN, BadMemory, SharedReader, SharedWriter
 
 _LOOKAHEAD_BYTES: Final = 4096
@@ -59,10 +61,12 @@ class BulkStream:
     """One bulk socket; used by one thread at a time (or by one that sends and one that receives).
 
     `shares`: large payloads go through shared memory, as they can where the socket is a local one.
+    `pacing`: makes it slow, where somebody injects faults.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, pacing: Pacing | None = PACING) -> None:
         sock.setblocking(False)
+        self._pacing = pacing
         self.shares = self._is_local = sock.family == socket.AF_UNIX
         if not self._is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -148,13 +152,22 @@ class BulkStream:
         """
         while self._outgoing:
             try:
-                sent = self._sock.sendmsg(self._outgoing, self._ancillary(), _FLAGS)
+                sent = self._push()
             except BlockingIOError:
                 return False
             except OSError as error:
                 raise StreamEnded(self, f"send: {error.strerror}") from None
             self._sent(sent)
         return True
+
+    def _push(self) -> int:
+        """Send some of what is queued; how many bytes."""
+        if self._pacing is None:
+            return self._sock.sendmsg(self._outgoing, self._ancillary(), _FLAGS)
+        began_s = time.thread_time()
+        sent = self._sock.sendmsg(self._pacing.cut(self._outgoing), self._ancillary(), _FLAGS)
+        self._pacing.rest(time.thread_time() - began_s)
+        return sent
 
     def _ancillary(self) -> list[tuple[int, int, Any]]:
         if not self._passing:
@@ -324,6 +337,14 @@ class BulkStream:
 
     def _receive(self, into: list[memoryview]) -> int:
         """Receive at least one byte; -1 when there is none for now."""
+        if self._pacing is None:
+            return self._pull(into)
+        began_s = time.thread_time()
+        count = self._pull(self._pacing.cut(into))
+        self._pacing.rest(time.thread_time() - began_s)
+        return count
+
+    def _pull(self, into: Sequence[memoryview]) -> int:
         try:
             if self._is_local and self._reader is None:
                 flags = _FLAGS | socket.MSG_CMSG_CLOEXEC

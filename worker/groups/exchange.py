@@ -15,6 +15,7 @@ from typing import Final
 
 from worker.faultpoints import reach
 from worker.groups.bulk import BulkStream
+from worker.groups.pacing import rested_s
 from worker.groups.port import Waits
 from worker.groups.wakeup import WakeUp
 
@@ -84,7 +85,7 @@ class Exchange:
             NothingMoved: the backstop ran out.
         """
         started = time.monotonic()
-        waited_s = 0.0
+        waited_s = -rested_s()
         blocked: dict[Lane, Want] = dict.fromkeys([*background, *lanes], MORE)
         ready: dict[int, int] = {}
         reach("exchange.begin")
@@ -99,6 +100,7 @@ class Exchange:
             else:
                 ready = {}
         reach("exchange.end")
+        waited_s += rested_s()
         waits = self.waits
         waits.operations += 1
         waits.wait_s += waited_s

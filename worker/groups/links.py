@@ -24,6 +24,9 @@ from worker.groups.listener import LinkListener
 from worker.groups.monitor import LinkMonitor
 from worker.groups.port import Channel, GroupPlan, PrepareRefused
 
+LINKS_VARIABLE: Final = "CHANGEOVER_LINKS"
+"""Environment variable: ``network`` links processes of one machine as if each had its own."""
+
 _HALVES_MAX: Final = 1024
 _END_WAIT_S: Final = 3.0
 
@@ -56,7 +59,8 @@ class LinkEndpoint:
     """All links of one incarnation. One per training process.
 
     `secret` is the fleet's; `address` is what this incarnation's `Member` must say. `locally`:
-    peers on the same machine are linked through it, and not through the network.
+    peers on the same machine are linked through it, and not through the network; None: unless
+    `LINKS_VARIABLE` says otherwise.
     """
 
     def __init__(
@@ -67,10 +71,12 @@ class LinkEndpoint:
         secret: bytes,
         host: str = "127.0.0.1",
         *,
-        locally: bool = True,
+        locally: bool | None = None,
     ) -> None:
         if len(secret) < 16:
             raise ValueError("a fleet secret has at least 16 bytes")
+        if locally is None:
+            locally = os.environ.get(LINKS_VARIABLE) != "network"
         self.identity = Identity(job, node, incarnation)
         self._dialler = Dialler(self.identity, secret, locally=locally)
         self._links: dict[LinkKey, Link] = {}
