@@ -1,7 +1,8 @@
 """What a sweep's numbers amount to: passed, failed, or inconclusive, which is never a pass.
 
 What belongs here: judging measurements, choosing a partner, counting entries into quarantine. No
-probe runs here; what is measured is `worker.probes`' affair, and its names are in `METRICS`.
+probe runs here; what is measured is `worker.probes`' affair, and its names and what is usual of
+each, `baselines`'.
 
 Theory of operation. A measurement is bad when it is worse, by more than its tolerance, than the
 fleet's own baseline for that hardware *and* than the partner's numbers of the same minutes: if the
@@ -10,18 +11,24 @@ ends, so a bad pair alone blames nobody; only a third party, slow with the node 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
-from functools import lru_cache
 from math import isfinite
-from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct, field
 
+from statemachine.baselines import (
+    KNOWN_MIN,
+    Baseline,
+    Usual,
+    allowed,
+    family,
+    learned,
+    loss,
+    middle_of,
+)
 from statemachine.errors import BadPolicy
 from statemachine.events import SweepOutcome, SweepRequested, SweepRoundFinished
 from statemachine.ids import NodeId
-from statemachine.vitals import median, quantile
 
 SOLO: Final = "solo"
 """Compute and memory of the node alone."""
@@ -40,29 +47,6 @@ TOGETHER: Final = (PAIR, THIRD)
 disturbs the other, and are left out for a node that has failed alone."""
 
 
-class Better(StrEnum):
-    """Which way a measurement improves."""
-
-    HIGHER = "higher"
-    LOWER = "lower"
-
-
-METRICS: Final[Mapping[str, Better]] = MappingProxyType(
-    {
-        "gemm_gflops": Better.HIGHER,
-        "memory_gbps": Better.HIGHER,
-        "copy_gbps": Better.HIGHER,
-        "device_gflops": Better.HIGHER,
-        "device_sm_clock_mhz": Better.HIGHER,
-        "link_mbps": Better.HIGHER,
-        "link_latency_us": Better.LOWER,
-        "collective_mbps": Better.HIGHER,
-        "collective_latency_us": Better.LOWER,
-    }
-)
-"""What is judged, by the beginning of a name. The rest of the name qualifies it and ends with the
-statistic, as in ``link_mbps_out_best``; a name of no row is kept and never judged."""
-
 _ALWAYS: Final = ("best",)
 _STEADY: Final = ("median", "p50")
 _BETWEEN_NODES: Final = ("link_", "collective_")
@@ -72,7 +56,8 @@ class SweepPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All knobs of sweeps. Tolerances are ratios to a median; durations in seconds."""
 
     tolerance: float = 1.1
-    """How much worse than the baseline compute and memory may be."""
+    """How much worse than the baseline compute and memory may be at most. Where the spread of the
+    fleet's passed sweeps is known it says how much, within this (`baselines.allowed`)."""
     link_tolerance: float = 1.25
     """The same for rates between nodes, which share a network with others."""
     latency_tolerance: float = 1.5
@@ -85,10 +70,10 @@ class SweepPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is concluded; not asked where medians do not count. Links vary by nature."""
     partner_needed: bool = True
     """Whether a sweep without a partner can pass."""
-    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What is usual by kind of hardware, for a fleet that has not certified a node of it yet; what
-    it learns itself replaces this. `changeover baselines --toml` of a fleet that has is such data.
-    """
+    baselines: dict[str, dict[str, float | Usual]] = field(default_factory=dict)
+    """What is usual by kind of hardware, for a fleet that has not certified enough nodes of it yet:
+    a median, which the first sweep that passes replaces, or quantiles, which eight do.
+    `changeover baselines --toml` of a fleet that has is such data."""
     unjudged_rounds: tuple[str, ...] = (PAIR, THIRD)
     """Rounds that need only finish while the fleet has no baseline for them: their numbers, once
     certified, become it."""
@@ -141,50 +126,28 @@ class RoundJudgement(Struct, frozen=True, kw_only=True):
     compared: int = 0
 
 
-def baseline_of(history: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the fleet's own baseline: the median of each metric that is judged.
-
-    `history` holds the measurements of known-good nodes of one kind of hardware.
-    """
-    values: dict[str, list[float]] = {}
-    for measurements in history:
-        for metric, value in measurements.items():
-            if _family(metric) and isfinite(value) and value > 0:
-                values.setdefault(metric, []).append(value)
-    return {metric: median(values[metric]) for metric in sorted(values)}
-
-
 def usual(
     hardware: str,
     history: Sequence[Mapping[str, float]],
     rounds: Iterable[SweepRoundFinished],
     policy: SweepPolicy,
-) -> dict[str, float]:
+) -> dict[str, float | Usual]:
     """Return what is usual for a kind of hardware: by what the fleet certified, or else by what the
     policy ships for it; the partner's numbers of the same minutes count as one more node's.
     """
-    shipped = policy.baselines.get(hardware)
-    known = history or ([shipped] if shipped else [])
+    shipped = policy.baselines.get(hardware) or {}
+    medians = {metric: n for metric, n in shipped.items() if not isinstance(n, Usual)}
+    known = history or ([medians] if medians else [])
     partner = [done.measurements for done in rounds if done.round == REFERENCE and not done.failure]
-    return baseline_of((*known, *partner))
-
-
-def quantiles_of(history: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Return how what is judged is distributed over a fleet's passed sweeps: 10, 50 and 90 %."""
-    values: dict[str, list[float]] = {}
-    for measurements in history:
-        for metric, value in measurements.items():
-            if _family(metric) and isfinite(value) and value > 0:
-                values.setdefault(metric, []).append(value)
-    return {
-        metric: {f"p{share}": quantile(sorted(found), share / 100) for share in (10, 50, 90)}
-        for metric, found in sorted(values.items())
-    }
+    found: dict[str, float | Usual] = {**learned((*known, *partner))}
+    if len(history) < KNOWN_MIN:
+        found |= {metric: value for metric, value in shipped.items() if isinstance(value, Usual)}
+    return found
 
 
 def judge_round(
     finished: SweepRoundFinished,
-    baseline: Mapping[str, float],
+    baseline: Baseline,
     reference: Mapping[str, float],
     policy: SweepPolicy,
 ) -> RoundJudgement:
@@ -201,15 +164,17 @@ def judge_round(
     if broken or not judged:
         what = f"{broken[0]} is {judged[broken[0]]}" if broken else "nothing that can be judged"
         return concluded(SweepOutcome.INCONCLUSIVE, f"{name}: {what}")
-    known = [metric for metric in judged if baseline.get(metric, 0.0) > 0]
-    bad = [m for m in known if _loss(m, judged[m], baseline[m]) > policy.tolerance_of(m)]
-    alone = [m for m in bad if _is_alone(m, judged[m], reference, policy)]
+    known = {
+        metric: _Number(metric, judged[metric], usually, policy)
+        for metric in judged
+        if middle_of(usually := baseline.get(metric, 0.0)) > 0
+    }
+    bad = [number for number in known.values() if number.loss > number.allowed]
+    alone = [number for number in bad if number.is_alone(reference)]
     if alone:
-        said = "; ".join(_said(m, judged[m], baseline[m], policy) for m in alone)
-        return concluded(SweepOutcome.FAILED, f"{name}: {said}", len(known))
+        return concluded(SweepOutcome.FAILED, f"{name}: {'; '.join(map(str, alone))}", len(known))
     if bad:
-        said = _said(bad[0], judged[bad[0]], baseline[bad[0]], policy)
-        why = f"{name}: {said}; but its partner is as slow now: the surroundings are"
+        why = f"{name}: {bad[0]}; but its partner is as slow now: the surroundings are"
         return concluded(SweepOutcome.INCONCLUSIVE, why, len(known))
     if unsteady := _unsteady(finished, policy):
         return concluded(SweepOutcome.INCONCLUSIVE, f"{name}: {unsteady}", len(known))
@@ -218,15 +183,36 @@ def judge_round(
         return concluded(SweepOutcome.INCONCLUSIVE, why)
     if not known:
         return concluded(SweepOutcome.PASSED, f"{name}: finished; no baseline to judge it by yet")
-    worst = max(known, key=lambda m: (_loss(m, judged[m], baseline[m]), m))
-    said = _said(worst, judged[worst], baseline[worst], policy)
-    return concluded(SweepOutcome.PASSED, f"{name}: {said} at worst", len(known))
+    worst = max(known.values(), key=lambda number: (number.loss, number.metric))
+    return concluded(SweepOutcome.PASSED, f"{name}: {worst} at worst", len(known))
+
+
+class _Number:
+    """One number of a round beside what is usual."""
+
+    def __init__(
+        self, metric: str, value: float, usual: float | Usual, policy: SweepPolicy
+    ) -> None:
+        self.metric, self.value, self.usual = metric, value, middle_of(usual)
+        self.loss = loss(metric, value, self.usual)
+        self.allowed = allowed(metric, usual, policy.tolerance_of(metric))
+
+    def is_alone(self, reference: Mapping[str, float]) -> bool:
+        """Tell whether it is bad beside the partner's as well, where there is one."""
+        partner = reference.get(self.metric, 0.0)
+        return partner <= 0 or loss(self.metric, self.value, partner) > self.allowed
+
+    def __str__(self) -> str:
+        return (
+            f"{self.metric} {self.value:.4g} against {self.usual:.4g} usual: "
+            f"{self.loss:.2f}x worse, {self.allowed:.2f}x allowed"
+        )
 
 
 def judge_sweep(
     request: SweepRequested,
     rounds: Sequence[SweepRoundFinished],
-    baseline: Mapping[str, float] | None,
+    baseline: Baseline | None,
     policy: SweepPolicy,
 ) -> tuple[SweepOutcome, str]:
     """Judge a sweep by the rounds that finished; the reason names every round that decided.
@@ -265,7 +251,7 @@ def judge_sweep(
 
 
 def needs_third_party(
-    rounds: Sequence[SweepRoundFinished], baseline: Mapping[str, float] | None, policy: SweepPolicy
+    rounds: Sequence[SweepRoundFinished], baseline: Baseline | None, policy: SweepPolicy
 ) -> bool:
     """Tell whether the pair is slow and no third party has shown on whose side."""
     finished = {done.round: done for done in rounds}
@@ -305,29 +291,10 @@ def _blames(name: str, judged: Mapping[str, RoundJudgement]) -> bool:
     return True
 
 
-@lru_cache(maxsize=1024)  # asked of the same few names for every entry of a baseline
-def _family(metric: str) -> str | None:
-    """Return the row of `METRICS` that a name belongs to."""
-    return next((row for row in METRICS if metric == row or metric.startswith(f"{row}_")), None)
-
-
 def _is_judged(metric: str, policy: SweepPolicy) -> bool:
     statistic = metric.rpartition("_")[2]
     wanted = (*_ALWAYS, *_STEADY) if policy.judge_medians else _ALWAYS
-    return _family(metric) is not None and statistic in wanted
-
-
-def _loss(metric: str, value: float, usual: float) -> float:
-    """Return how many times worse than usual a value is; below 1 it is better."""
-    return usual / value if METRICS[_family(metric) or metric] is Better.HIGHER else value / usual
-
-
-def _is_alone(
-    metric: str, value: float, reference: Mapping[str, float], policy: SweepPolicy
-) -> bool:
-    """Tell whether a bad value is bad beside the partner's as well, where there is one."""
-    usual = reference.get(metric, 0.0)
-    return usual <= 0 or _loss(metric, value, usual) > policy.tolerance_of(metric)
+    return family(metric) is not None and statistic in wanted
 
 
 def _unsteady(finished: SweepRoundFinished, policy: SweepPolicy) -> str:
@@ -338,10 +305,3 @@ def _unsteady(finished: SweepRoundFinished, policy: SweepPolicy) -> str:
         if metric.endswith("_cv") and not between and value > policy.cv_max:
             return f"{metric} is {value:.2f}, over {policy.cv_max:.2f}: the probe was disturbed"
     return ""
-
-
-def _said(metric: str, value: float, usual: float, policy: SweepPolicy) -> str:
-    loss, allowed = _loss(metric, value, usual), policy.tolerance_of(metric)
-    return (
-        f"{metric} {value:.4g} against {usual:.4g} usual: {loss:.2f}x worse, {allowed:.2f}x allowed"
-    )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import anyio
 import click
+from msgspec import to_builtins
 
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
 from controlplane.cli.tables import table
 from controlplane.config import Settings
+from statemachine.baselines import Usual, learned
 from statemachine.state import FleetState
-from statemachine.sweep import baseline_of, quantiles_of
 
 
 @click.command(
@@ -24,8 +26,8 @@ from statemachine.sweep import baseline_of, quantiles_of
 def baselines(settings: Settings, *, as_json: bool, toml: bool) -> None:
     """Show what passed sweeps measured: 10, 50 and 90 % of the fleet, by kind of hardware.
 
-    A sweep is judged by the median of the last 32 that passed. A fleet that has none yet takes what
-    its policy ships as `sweep.baselines`.
+    A sweep is judged by the last 32 that passed: by their median, and by how far they are apart. A
+    fleet that has no eight yet takes what its policy ships as `sweep.baselines`.
     """
     from controlplane.picture import fold_log
     from controlplane.server import opened
@@ -35,20 +37,27 @@ def baselines(settings: Settings, *, as_json: bool, toml: bool) -> None:
             return await fold_log(log)
 
     reference = anyio.run(run).reference
+    found = {hardware: learned(reference[hardware]) for hardware in sorted(reference)}
     if toml:
-        for hardware in sorted(reference):
-            print(f"[policy.sweep.baselines.{json.dumps(hardware)}]")
-            for metric, value in baseline_of(reference[hardware]).items():
-                print(f"{metric} = {value:.6g}")
-        return
-    found = {hardware: quantiles_of(reference[hardware]) for hardware in sorted(reference)}
-    if as_json:
-        print(json.dumps(found))
-        return
-    rows = [
-        (hardware, len(reference[hardware]), metric, numbers["p10"], numbers["p50"], numbers["p90"])
-        for hardware, metrics in found.items()
-        for metric, numbers in metrics.items()
-    ]
-    head = ("hardware", "sweeps", "metric", "p10", "p50", "p90")
-    print("\n".join(table(head, rows)) if rows else "no sweep has passed yet")
+        print(as_toml(found), end="")
+    elif as_json:
+        print(json.dumps(to_builtins(found)))
+    else:
+        rows = [
+            (hardware, usual.count, metric, usual.p10, usual.p50, usual.p90)
+            for hardware, metrics in found.items()
+            for metric, usual in metrics.items()
+        ]
+        head = ("hardware", "sweeps", "metric", "p10", "p50", "p90")
+        print("\n".join(table(head, rows)) if rows else "no sweep has passed yet")
+
+
+def as_toml(found: Mapping[str, Mapping[str, Usual]]) -> str:
+    """What a policy ships of it, as a part of its file."""
+    lines = []
+    for hardware, metrics in found.items():
+        lines.append(f"[policy.sweep.baselines.{json.dumps(hardware)}]")
+        for metric, usual in metrics.items():
+            shares = ", ".join(f"p{n} = {getattr(usual, f'p{n}'):.6g}" for n in (10, 50, 90))
+            lines.append(f"{metric} = {{ {shares}, count = {usual.count} }}")
+    return "".join(f"{line}\n" for line in lines)
