@@ -25,7 +25,7 @@ from statemachine.events import Indicator, Verdict, VerdictIssued, VerdictWithdr
 from statemachine.ids import Incarnation, JobId, NodeId
 from statemachine.vitals import WAIT_MS, median
 
-VERSION: Final = "peers-2"
+VERSION: Final = "peers-3"
 """Name of this rule set; each verdict carries it."""
 
 Judgement = VerdictIssued | VerdictWithdrawn
@@ -199,8 +199,9 @@ def _stands_out(
     apart = case.apart(aspect, tier.windows)
     if tier.is_long:
         return trace.mean(tier.windows) >= policy.z_min_long * apart
-    z = median(trace.logs[-tier.windows :]) / apart
-    accusing = [e for e in trace.recent[-tier.windows :] if e.accuses]
+    last = trace.recent[-tier.windows :]  # as they were: a median needs no cap
+    z = median([log(e.ratio) for e in last]) / apart
+    accusing = [e for e in last if e.accuses]
     if tier.verdict is Verdict.SUSPECT or not _is_backed(accusing, policy):
         return z >= policy.z_min
     is_clear = tier.verdict is Verdict.FAULTY and all(e.is_clear for e in accusing)

@@ -96,7 +96,7 @@ def test_a_verdict_carries_its_evidence() -> None:
     assert [i.metric for i in verdict.indicators] == [WORK_MS, WAIT_MS, CPU_MS]
     assert all(i.peers == 3 and i.windows == 4 for i in verdict.indicators)
     assert (verdict.window_first, verdict.window_last) == (2, 5)
-    assert verdict.detector == "peers-2"
+    assert verdict.detector == "peers-3"
     assert verdict.expires_at_ms == watch.now_ms + 900_000
     assert (verdict.node, verdict.incarnation, verdict.job) == ("n0", 1, "j")
 
