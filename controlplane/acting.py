@@ -79,9 +79,11 @@ def waits_for(state: FleetState, event: e.AnyEvent) -> str:
     if job.pending is not None:
         leaves = any(change.leaver == node.node for change in job.pending.plan.changes)
         return "" if leaves else f"transition {job.pending.plan.transition} is under way"
+    count = len(state.pool)
+    there = "1 node is" if count == 1 else f"{count} nodes are"
     return (
         f"{node.node} keeps slot {node.slot} of {job.job} until somebody can take it; "
-        f"{len(state.pool)} nodes are in the pool, see 'changeover nodes'"
+        f"{there} in the pool, see 'changeover nodes'"
     )
 
 

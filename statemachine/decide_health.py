@@ -10,6 +10,7 @@ from statemachine.lifecycle import NodeState
 from statemachine.planning import because, is_engaged
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Node, Sweep, is_harmful
+from statemachine.successors import why_nobody
 from statemachine.sweep import PAIR, REFERENCE, SOLO, judge_sweep, should_retire, usual
 
 
@@ -267,7 +268,8 @@ def expire_verdicts(state: FleetState, now_ms: int, policy: Policy) -> Decision 
 def answer_acts(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:  # noqa: ARG001
     """Refuse an operator's act that the state forbids, with the reason."""
     for node in _unsettled(state):
-        refused = _why_refused(node)
+        refused = why_nobody(state, node) if node.wanted_alone else ""
+        refused = refused or _why_refused(node)
         act, by = node.wanted_out, node.wanted_out_by
         if not refused and node.sweep_wanted and node.state in (_S.ACTIVE, _S.RETIRED):
             duty = "holds a slot: drain it first" if node.state is _S.ACTIVE else "is retired"

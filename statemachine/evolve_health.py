@@ -8,6 +8,7 @@ from statemachine.ids import NodeId, Position, SweepId
 from statemachine.indexes import put_node
 from statemachine.lifecycle import AWAY_STATES, NodeState, next_warmth
 from statemachine.state import FleetState, Node, Sweep, is_harmful
+from statemachine.successors import why_nobody
 
 REFERENCE_KEPT = 32
 """Passed sweeps kept per hardware kind as the fleet's own baseline."""
@@ -78,14 +79,22 @@ def wanted_out(
         case e.QuarantineRequested():
             reason = f"{event.by}: {event.comment}".rstrip(": ")
             node = replace(before, quarantine=reason)
-            wants = _wants(node, "quarantine", event.by, at=state.position)
+            wants = _out(state, node, "quarantine", event.by)
             return put_node(state, node if away else wants, before)
         case e.DrainRequested():
-            node = _wants(before, "drain", event.by, at=state.position)
+            node = _out(state, before, "drain", event.by)
             return state if away else put_node(state, node, before)
         case e.SwitchoverRequested():
-            node = _wants(before, "switchover", event.by, at=state.position, to=event.to)
+            node = _out(state, before, "switchover", event.by, to=event.to)
             return state if away else put_node(state, node, before)
+
+
+def _out(state: FleetState, before: Node, what: str, by: str, *, to: NodeId | None = None) -> Node:
+    """The node as it is wanted out; notes if there is nobody for its slot at this moment, since an
+    act that was taken on waits, whoever is lost meanwhile.
+    """
+    node = _wants(before, what, by, at=state.position, to=to)
+    return replace(node, wanted_alone=bool(why_nobody(state, node)))
 
 
 def _wants(
@@ -104,6 +113,7 @@ def _wants(
         wanted_position=Position(at),
         wanted_to=to or NodeId(""),
         wanted_force=force,
+        wanted_alone=False,
     )
 
 
@@ -147,6 +157,8 @@ def refused(state: FleetState, event: e.ActRefused) -> FleetState:
     if before is None:
         return state
     cleared = replace(before, sweep_wanted="") if event.act == "sweep" else _wants(before, "", "")
+    if event.act == "quarantine" and before.slot >= 0:
+        cleared = replace(cleared, quarantine="")
     return put_node(state, cleared, before)
 
 

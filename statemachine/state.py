@@ -117,6 +117,8 @@ class Node(Struct, frozen=True, kw_only=True, gc=False):
     """Whether a release shall skip the sweep."""
     wanted_to: NodeId = NodeId("")
     """Who shall take its slot, where a switchover names somebody."""
+    wanted_alone: bool = False
+    """Whether nobody could take its slot, not even later, when that was said."""
     drained_by: str = ""
     """Who drained it; a node belongs to the operator until it is released, whatever it does."""
     quarantine: str = ""

@@ -136,8 +136,10 @@ async def test_decisions_come_with_their_reason_and_what_they_stated() -> None:
     assert last.controller == "embedded"
 
 
-async def test_an_act_that_must_wait_says_for_what() -> None:
-    """The last node of a job without a standby keeps its slot until somebody can take it."""
+async def test_an_act_that_cannot_be_is_refused_and_one_that_must_wait_says_for_what() -> None:
+    """The last replica of a job stays where nobody can take its slot, and the act says so, before
+    and after; where a standby is there that is not warm yet, it waits for that one.
+    """
     log = memory_log("lab")
     with anyio.fail_after(PATIENCE_S):
         async with control_plane(log=log) as plane:
@@ -170,13 +172,21 @@ async def test_an_act_that_must_wait_says_for_what() -> None:
             )
             await until(plane, e.TransitionFinished)
             foreseen = await foresee(log, "ada", e.DrainRequested(node=NodeId("n0"), by="ada"), 0)
+            with pytest.raises(ActRefusedError) as refused:
+                await plane.act("ada", e.DrainRequested(node=NodeId("n0"), by="ada"))
+
+            await join(log, "n1")
+            await until(plane, e.WarmupStarted)
+            hopeful = await foresee(log, "ada", e.DrainRequested(node=NodeId("n0"), by="ada"), 0)
             acted = await plane.act("ada", e.DrainRequested(node=NodeId("n0"), by="ada"))
 
-    assert (
-        "n0 keeps slot 0 of job until somebody can take it; 0 nodes are in the pool" in acted.waits
-    )
-    assert foreseen.waits == acted.waits
-    assert "nothing would follow at once: n0 keeps slot 0" in foreseen.lines("drain of n0")[0]
+    why = "nobody can take slot 0 of job: no node stands by or joins; it is the last replica"
+    assert why in foreseen.refused
+    assert why in str(refused.value)
+    assert "drain of n0 would be refused: nobody can take" in foreseen.lines("drain of n0")[0]
+    assert "n0 keeps slot 0 of job until somebody can take it; 1 node is in the pool" in acted.waits
+    assert hopeful.waits == acted.waits
+    assert not hopeful.refused
 
 
 def keep_out_n1(state: FleetState, _: int, __: Policy) -> Decision | None:
