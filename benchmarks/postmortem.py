@@ -29,6 +29,7 @@ from statemachine import events as e
 from statemachine.codec import decode_recorded, encode_recorded
 from statemachine.ids import Incarnation, NodeId
 from statemachine.lifecycle import NodeState
+from statemachine.sealing import sealed
 
 VERBS = {
     "replay": ("replay", "LOG", "--json"),
@@ -95,7 +96,7 @@ def main() -> None:
         log = given.log or Path(folder) / "log.jsonl"
         if not log.is_file():
             with log.open("wb") as file:
-                file.writelines(raw + b"\n" for raw in told(given.nodes, given.events))
+                file.writelines(sealed(raw) + b"\n" for raw in told(given.nodes, given.events))
         found = measured(log, Path(folder))
     if given.json:
         print(json.dumps(found))

@@ -19,7 +19,7 @@ idle is told apart, in node-seconds.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, cast
+from typing import Any, Final
 
 from msgspec import Struct, field
 
@@ -157,12 +157,12 @@ class Ledger:
         elif self._idlers:
             self._idle_ms += self._idlers * (state.at_ms - before.at_ms)
         self.entries += 1
-        event = recorded.event
+        event: Any = recorded.event
         kind = type(event)
         if kind is e.StepResumed:
-            self._resumed(recorded.at_ms, cast("e.StepResumed", event))
+            self._resumed(recorded.at_ms, event)
         elif kind is e.TransitionPrepared:
-            self._parked(cast("e.TransitionPrepared", event))
+            self._parked(event)
         elif kind in _MOVES:
             self._moved(state, recorded)
             self._idlers = _idlers(state)

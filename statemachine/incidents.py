@@ -14,7 +14,7 @@ together, the one that began last).
 """
 
 from collections.abc import Iterable
-from typing import Final, cast, get_args
+from typing import Any, Final
 
 from msgspec import Struct, field
 
@@ -171,17 +171,17 @@ class _Account(Struct, kw_only=True):
 _Key = tuple[JobId, TransitionId]
 
 
-_Progress = (
-    e.TransitionPrepared
-    | e.TransitionCommitted
-    | e.TransitionApplied
-    | e.StepResumed
-    | e.TransitionFinished
-    | e.TransitionAborted
+_PROGRESS: Final = frozenset(
+    {
+        e.TransitionPrepared,
+        e.TransitionCommitted,
+        e.TransitionApplied,
+        e.StepResumed,
+        e.TransitionFinished,
+        e.TransitionAborted,
+    }
 )
 """What is told of a transition after its plan: most of a log, hence no calls of `max` for it."""
-
-_PROGRESS: Final = frozenset(get_args(_Progress))
 
 _SAID: Final = frozenset(
     {
@@ -227,10 +227,10 @@ class Telling(Struct, kw_only=True):
 
     def hear(self, recorded: e.Recorded) -> None:
         """Take in one entry, with the state before it still at hand."""
-        event = recorded.event
+        event: Any = recorded.event
         kind = type(event)
         if kind in _PROGRESS:
-            self._progress(recorded, cast("_Progress", event))
+            self._progress(kind, recorded.at_ms, event)
         elif kind in _SAID:
             self._heard(recorded)
         self.state = evolve(self.state, recorded)
@@ -292,30 +292,23 @@ class Telling(Struct, kw_only=True):
         )
         self.accounts[(plan.job, plan.transition)] = account
 
-    def _progress(self, recorded: e.Recorded, event: _Progress) -> None:
+    def _progress(self, kind: type, at_ms: int, event: Any) -> None:
         account = self.accounts.get((event.job, event.transition))
         if account is None:
             return
-        kind = type(event)  # `match` asks case by case, and a log has a thousand answers a plan
+        # `match` asks case by case, and a log has a thousand answers for one plan
         if kind is e.TransitionPrepared:
-            account.prepare(recorded.at_ms, cast("e.TransitionPrepared", event))
+            account.prepare(at_ms, event)
         elif kind is e.StepResumed:
-            account.resume(cast("e.StepResumed", event))
+            account.resume(event)
         elif kind is e.TransitionApplied:
-            account.apply(cast("e.TransitionApplied", event))
+            account.apply(event)
+        elif kind is e.TransitionCommitted:
+            account.committed = (at_ms, event)
+        elif kind is e.TransitionFinished:
+            account.finished = True
         else:
-            self._ended(account, recorded.at_ms, event)
-
-    def _ended(self, account: _Account, at_ms: int, event: _Progress) -> None:
-        match event:
-            case e.TransitionCommitted():
-                account.committed = (at_ms, event)
-            case e.TransitionFinished():
-                account.finished = True
-            case e.TransitionAborted():
-                account.aborted = True
-            case _:
-                pass
+            account.aborted = True
 
 
 def _whole(plan: e.TransitionPlanned, after: FleetState) -> e.TransitionPlanned:

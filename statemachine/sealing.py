@@ -16,6 +16,9 @@ _MARK: Final = b',"check":"'
 SEAL_BYTES: Final = len(_SEAL % 0)
 """Length of what a seal puts in the place of the brace that closes a line."""
 
+_SEALED_END: Final = _SEAL + b"\n"
+_LINE_END: Final = SEAL_BYTES + 1
+
 
 def sealed(raw: bytes) -> bytes:
     """An entry's bytes with their checksum; bytes that are no JSON object stay as they are."""
@@ -28,8 +31,8 @@ def has_seal(line: bytes) -> bool:
 
 
 def is_intact(line: bytes) -> bool:
-    """Whether a line, without its line break, is what was sealed."""
-    return line[-SEAL_BYTES:] == _SEAL % zlib.crc32(line[:-SEAL_BYTES])
+    """Whether a line, with its line break, is what was sealed."""
+    return line[-_LINE_END:] == _SEALED_END % zlib.crc32(line[:-_LINE_END])
 
 
 def unsealed(line: bytes) -> bytes:
@@ -40,6 +43,6 @@ def unsealed(line: bytes) -> bytes:
     """
     if not has_seal(line):
         return line
-    if not is_intact(line):
+    if not is_intact(line + b"\n"):
         raise EventCorrupt(f"altered since it was written: the checksum differs: {line[:80]!r}")
     return line[:-SEAL_BYTES] + b"}"

@@ -8,7 +8,7 @@ is what was waited for.
 
 from __future__ import annotations
 
-from typing import Final, cast, get_args
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -54,8 +54,7 @@ _ABOUT: Final = (
 """What is said of a node before anything follows from it."""
 
 
-_Answer = e.TransitionPrepared | e.TransitionApplied | e.StepResumed
-_ANSWERS: Final = frozenset(get_args(_Answer))
+_ANSWERS: Final = frozenset({e.TransitionPrepared, e.TransitionApplied, e.StepResumed})
 """What members say: most of a log, so it is looked up and not matched."""
 
 
@@ -88,10 +87,9 @@ class Chains:
 
     def hear(self, recorded: e.Recorded) -> None:
         """Take in one entry whose type is among `LINKS`; the others are no links."""
-        event = recorded.event
+        event: Any = recorded.event
         if type(event) in _ANSWERS:
-            answer = cast("_Answer", event)
-            key = (answer.job, answer.transition)
+            key = (event.job, event.transition)
             if key in self._chains:
                 self._last[key] = recorded
             return

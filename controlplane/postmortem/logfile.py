@@ -110,7 +110,7 @@ class LogFile:
         """What a line says; None if it says nothing, or nothing that may be believed."""
         if len(raw) <= 1:
             return None
-        if self._is_sealed and not is_intact(raw[:-1]):
+        if self._is_sealed and not is_intact(raw):
             words = "altered since it was written: its checksum differs, or is gone"
             self.hurt(self._where(number, offset), "altered", words)
             if not self.reads_on:

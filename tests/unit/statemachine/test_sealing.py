@@ -18,7 +18,7 @@ def test_a_seal_leaves_an_entry_readable_and_is_taken_off_again() -> None:
     line = sealed(RAW)
 
     assert has_seal(line)
-    assert is_intact(line)
+    assert is_intact(line + b"\n")
     assert not has_seal(RAW)
     assert unsealed(line) == unsealed(RAW) == RAW
     assert decode_recorded(line) == ENTRY
@@ -31,7 +31,7 @@ def test_every_flipped_bit_of_a_line_shows(at: int) -> None:
 
     for bit in range(8):
         altered = line[:at] + bytes([line[at] ^ 1 << bit]) + line[at + 1 :]
-        assert not is_intact(altered), f"bit {bit} of byte {at}"
+        assert not is_intact(altered + b"\n"), f"bit {bit} of byte {at}"
         if has_seal(altered):
             with pytest.raises(EventCorrupt, match="altered"):
                 unsealed(altered)
