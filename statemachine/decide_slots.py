@@ -4,6 +4,7 @@ from statemachine import events as e
 from statemachine.choose import Choice, choose_joiner
 from statemachine.decide_capacity import restart, without_replicas
 from statemachine.decision import Decision
+from statemachine.evolve_transitions import may_lack_state
 from statemachine.ids import NodeId, Slot
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.parts import brief
@@ -26,7 +27,7 @@ def replace_lost(state: FleetState, now_ms: int, policy: Policy) -> Decision | N
     for job in open_jobs(state):
         if not job.launched or not _needs_repair(state, job, now_ms):
             continue
-        if job.stalled:
+        if job.stalled and job.saves_asked:
             decision = restart(state, job, job.stalled) if "restart" in policy.on_loss else None
         elif now_ms < job.cooldown_until_ms:
             continue
@@ -175,6 +176,7 @@ def _plan_repair(
         reason=reason,
         evidence=evidence or losses_of(state, job),
         choices=choices,
+        asks_saves=bool(job.stalled) or may_lack_state(job),
     )
     if job.pending is not None and job.pending.phase is Phase.PREPARING:
         events += abort_of(job, job.pending, "overtaken by a further loss").events

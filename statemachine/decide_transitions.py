@@ -1,15 +1,24 @@
 """Deciding about a pending transition: commit, give up, finish, or name who blocks it."""
 
+from msgspec.structs import replace
+
 from statemachine import events as e
 from statemachine.decision import Decision
 from statemachine.evolve_jobs import live_holders
+from statemachine.evolve_transitions import reached_by
 from statemachine.ids import Epoch, NodeId, Slot
 from statemachine.lifecycle import Phase
 from statemachine.parts import brief, commit_in_parts
 from statemachine.planning import abort_of, because, open_jobs, why_out
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Transition, is_harmful
-from statemachine.transition import planned_handovers, resume_point, target_members
+from statemachine.transition import (
+    Resume,
+    load_point,
+    planned_handovers,
+    resume_point,
+    target_members,
+)
 
 
 def advance_transition(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
@@ -137,41 +146,61 @@ def _commit(
     state: FleetState, job: Job, pending: Transition, now_ms: int, policy: Policy
 ) -> Decision:
     plan = pending.plan
-    resume_step, apply = -1, tuple[Slot, ...]()
     held = live_holders(state, job)
     if plan.motive is e.Motive.PLANNED:
-        handovers = planned_handovers(job.layout, plan.changes, held)
         reason = f"all of {len(plan.required)} members are prepared; the vote picks the boundary"
+        handovers = planned_handovers(job.layout, plan.changes, held)
+        resume = Resume(step=-1, apply=(), handovers=handovers, missing=(), reason=reason)
+        repeats = 0
     else:
-        members = target_members(held, plan)
-        reports = {
-            slot: ack.report
-            for slot, name in members.items()
-            if (ack := pending.prepared.get(name)) is not None and ack.report is not None
-        }
-        givers = {
-            giver.slot: (giver.node, ack.report)
-            for giver in plan.givers
-            if (ack := pending.prepared.get(giver.node)) is not None and ack.report is not None
-        }
-        known = (*reports.values(), *(report for _, report in givers.values()))
-        resume = resume_point(job.layout, members, reports, givers)
-        if resume.missing or (job.began and not any(report.has_state for report in known)):
-            reason = f"cannot resume from memory: {resume.reason if resume.missing else 'no state'}"
+        resume = _resume(job, pending, held)
+        if resume.missing:
+            reason = f"cannot resume from memory: {resume.reason}"
             return abort_of(job, pending, reason, stalls=True)
-        resume_step, apply, handovers = resume.step, resume.apply, resume.handovers
-        reason = resume.reason
+        repeats = max(0, max(job.reached, reached_by(pending)) + 1 - resume.step)
+    reason = resume.reason
+    if repeats:
+        reason += f"; {repeats} steps that were committed before are done again"
     event = e.TransitionCommitted(
         job=job.job,
         transition=plan.transition,
         epoch=Epoch(plan.from_epoch + 1),
-        resume_step=resume_step,
-        apply=apply,
-        handovers=handovers,
+        resume_step=resume.step,
+        apply=resume.apply,
+        handovers=resume.handovers,
         deadline_at_ms=now_ms + round(policy.commit_deadline_s * 1000),
         reason=reason,
+        loads=resume.loads,
+        repeats=repeats,
     )
     return Decision(commit_in_parts(event), reason)
+
+
+def _resume(job: Job, pending: Transition, held: dict[Slot, NodeId]) -> Resume:
+    """Where a parked job goes on: from memory, else from what was saved, if that was asked for."""
+    plan = pending.plan
+    members = target_members(held, plan)
+    reports = {
+        slot: ack.report
+        for slot, name in members.items()
+        if (ack := pending.prepared.get(name)) is not None and ack.report is not None
+    }
+    givers = {
+        giver.slot: (giver.node, ack.report)
+        for giver in plan.givers
+        if (ack := pending.prepared.get(giver.node)) is not None and ack.report is not None
+    }
+    found = resume_point(job.layout, members, reports, givers)
+    known = (*reports.values(), *(report for _, report in givers.values()))
+    if job.began and not any(report.has_state for report in known):
+        every = tuple(sorted(members))
+        found = replace(found, missing=every, reason="no state") if not found.loads else found
+    if not found.missing or not plan.asks_saves:
+        return found
+    loading = load_point(job.layout, members, reports)
+    if loading is None:
+        return replace(found, reason=f"{found.reason}; nor was any step of every shard saved")
+    return replace(loading, reason=f"{found.reason}; {loading.reason}")
 
 
 def _advance_committed(

@@ -118,6 +118,8 @@ class WorkerReady(Event, frozen=True, tag=True):
     """Whether one node of each role records its first step, for others to rehearse with."""
     phases_ms: dict[str, float] = field(default_factory=dict)
     """Where the time since the process was started went."""
+    reached: int = -1
+    """The last step that this node's life before committed, as its agent saw; -1: none."""
 
 
 class WorkerExited(Event, frozen=True, tag=True):
@@ -419,7 +421,8 @@ class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     `applied` is the last step whose update is in its weights (-1: initial weights);
     `pending` the step whose gradients it holds, synchronised, without having seen the vote
     (-1: none); `has_state` is false for a joiner, whose weights mean nothing. `saved` is said at a
-    launch: the last step whose update is in the newest checkpoint that it can load (-1: none).
+    launch, and where a plan asks: the last step whose update is in the newest save that it can load
+    (-1: none), and `saves` all such steps, if it knows more than the newest.
     """
 
     has_state: bool
@@ -428,6 +431,7 @@ class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     saved: int = -1
     saved_in: str = ""
     """Where that is, in words."""
+    saves: tuple[int, ...] = ()
 
 
 class ChangesDrafted(Event, frozen=True, tag=True):
@@ -446,7 +450,8 @@ class TransitionPlanned(Event, frozen=True, tag=True):
 
     `parts` counts the `ChangesDrafted` before it, which belong to it. Where `implied`, those who
     must acknowledge are too many to list: they follow from the motive, the layout and the holders
-    at this position, by the rule of `transition.required_members`.
+    at this position, by the rule of `transition.required_members`. With `asks_saves` everybody says
+    what it could load, too: nobody who lives may hold the state of some slot.
     """
 
     job: JobId
@@ -464,6 +469,7 @@ class TransitionPlanned(Event, frozen=True, tag=True):
     givers: tuple[Giver, ...] = ()
     parts: int = 0
     implied: bool = False
+    asks_saves: bool = False
 
 
 class TransitionPrepared(Event, frozen=True, tag=True):
@@ -517,6 +523,10 @@ class TransitionCommitted(Event, frozen=True, tag=True):
     For a parked job `resume_step` is the next step to run and `apply` lists the slots that must
     first apply the step before it; for a planned transition the vote chooses the boundary and
     `resume_step` is -1. `parts` counts the `SourcesChosen` before it, which belong to it.
+
+    Where it `loads`, every slot that receives nothing loads what was saved of the step before
+    `resume_step`. `repeats` is how many steps had been committed from there on, by all that is
+    known, and are done again.
     """
 
     job: JobId
@@ -528,6 +538,8 @@ class TransitionCommitted(Event, frozen=True, tag=True):
     deadline_at_ms: int
     reason: str
     parts: int = 0
+    loads: bool = False
+    repeats: int = 0
 
 
 class TransitionApplied(Event, frozen=True, tag=True):

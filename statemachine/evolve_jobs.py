@@ -118,6 +118,7 @@ def restarted(state: FleetState, event: e.JobRestarted) -> FleetState:
         declared_at_ms=job.declared_at_ms,
         epoch=job.epoch,
         last_transition=job.last_transition,
+        reached=job.reached,
     )
     return refresh_pool(put_job(state, fresh), fresh)
 

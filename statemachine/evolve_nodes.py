@@ -135,6 +135,9 @@ def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
     node = replace(node, worker=event, job=event.job, rehearsals=stale)
     if before.state is NodeState.JOINING and must_qualify(state, node):
         node = replace(node, sweep_wanted=QUALIFY)
+    job = state.jobs.get(event.job)
+    if job is not None and event.reached > job.reached:
+        state = put_job(state, replace(job, reached=event.reached))
     return put_node(state, node, before)
 
 

@@ -82,6 +82,14 @@ def _has_replica(job: Job, slot: Slot) -> bool:
     )
 
 
+def may_lack_state(job: Job) -> bool:
+    """Whether some slot's state may be with nobody who lives: it has no holder that is known to
+    have it, and no replica that is.
+    """
+    lacking = {*job.vacant, *job.unproven}
+    return any(not _has_replica(job, slot) for slot in lacking)
+
+
 def drafted(state: FleetState, event: e.ChangesDrafted) -> FleetState:
     """A part of the plan to come; the first one begins a new draft."""
     job = state.jobs.get(event.job)
@@ -195,7 +203,9 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
     job = replace(
         job,
         epoch=event.epoch,
+        reached=max(job.reached, event.resume_step - 1),
         launched=True,
+        stalled="",
         holders=holders.update({change.slot: change.joiner for change in plan.changes}),
         vacant=vacant,
         idle=idle,
@@ -271,12 +281,20 @@ def aborted(state: FleetState, event: e.TransitionAborted) -> FleetState:
         pending=None,
         cooldown_until_ms=state.at_ms + event.retry_after_ms,
         stalled=event.reason if event.stalls else "",
+        saves_asked=event.stalls and pending.plan.asks_saves,
+        reached=max(job.reached, reached_by(pending)) if event.stalls else job.reached,
     )
     for name in event.blockers:
         node = state.nodes.get(name)
         if node is not None:
             state = put_node(state, replace(node, blocked=node.blocked + 1), node)
     return put_job(_give_back(state, pending), job)
+
+
+def reached_by(pending: Transition) -> int:
+    """The last step that is in the weights of anybody who is parked; -1: none."""
+    reports = (ack.report for _, ack in pending.prepared.items())
+    return max((r.applied for r in reports if r is not None and r.has_state), default=-1)
 
 
 def _give_back(state: FleetState, pending: Transition) -> FleetState:

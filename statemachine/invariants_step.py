@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from statemachine import events as e
-from statemachine.ids import JobId, NodeId
+from statemachine.ids import JobId, NodeId, Slot
 from statemachine.indexes import POOLED_STATES
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.planning import budget_left, is_engaged, why_out
@@ -242,6 +242,9 @@ def _resumes(job: Job, pending: Transition, commit: e.TransitionCommitted) -> Fo
     parties = [*members.items(), *((giver.slot, giver.node) for giver in pending.plan.givers)]
     receives = {handover.slot: handover for handover in commit.handovers}
     last = commit.resume_step - 1
+    if commit.loads:
+        yield from _loads(pending, members, receives, last)
+        return
     holds = set()
     for slot, name in parties:
         ack = pending.prepared.get(name)
@@ -260,6 +263,27 @@ def _resumes(job: Job, pending: Transition, commit: e.TransitionCommitted) -> Fo
             yield 14, f"{name} holds no state of {last}, and receives none"
         if handover is not None and holds and not holds >= set(handover.sources):
             yield 14, f"{name} receives from {handover.sources}, who do not all hold it"
+
+
+def _loads(
+    pending: Transition,
+    members: dict[Slot, NodeId],
+    receives: dict[Slot, e.Handover],
+    last: int,
+) -> Found:
+    """All go back to a step, and each has it from a save or from one who has."""
+    able = set()
+    for name in members.values():
+        ack = pending.prepared.get(name)
+        report = ack.report if ack is not None else None
+        if report is not None and (last in report.saves or not report.saves):
+            able |= {name} if last <= report.saved else set()
+    for slot, name in members.items():
+        handover = receives.get(slot)
+        if handover is None and name not in able:
+            yield 14, f"{name} shall load step {last}, and said of no save of it"
+        if handover is not None and not able >= set(handover.sources):
+            yield 14, f"{name} receives step {last} from {handover.sources}, who cannot all load it"
 
 
 def _ended(before: FleetState, event: e.TransitionFinished | e.TransitionAborted) -> Found:

@@ -52,7 +52,8 @@ class Prepare(Message, frozen=True, tag=True):
 
     In an unplanned transition every group with a member that is not among `members` any more is
     abandoned at once, and the answer waits until the training process is parked. `slot` is -1
-    for a leaver; `idle` are slots that nobody shall hold: groups are built without them.
+    for a leaver; `idle` are slots that nobody shall hold: groups are built without them. Where it
+    `asks_saves`, the answer says what this process could load.
     """
 
     transition: TransitionId
@@ -63,6 +64,7 @@ class Prepare(Message, frozen=True, tag=True):
     leavers: tuple[Holder, ...]
     deadline_at_ms: int
     idle: tuple[Slot, ...] = ()
+    asks_saves: bool = False
 
 
 class Commit(Message, frozen=True, tag=True):
@@ -70,7 +72,8 @@ class Commit(Message, frozen=True, tag=True):
 
     `resume_step` is the next step to run, -1 when the vote decides; `apply` says that this node
     holds the gradients of the step before it and applies them first; `receive` names where its
-    state comes from, `send` to whom it is given.
+    state comes from, `send` to whom it is given. Where it `loads`, that state is what was saved of
+    the step before.
     """
 
     transition: TransitionId
@@ -82,6 +85,7 @@ class Commit(Message, frozen=True, tag=True):
     sources: tuple[Holder, ...] = ()
     send: tuple[Holder, ...] = ()
     leave: bool = False
+    loads: bool = False
 
 
 class Cancel(Message, frozen=True, tag=True):
@@ -188,20 +192,26 @@ class Broken(Message, frozen=True, tag=True):
 class Parked(Message, frozen=True, tag=True):
     """Heard of an unplanned transition, and out of every collective: the abort did not hang.
 
-    Said before `Prepared`, which may take longer: links wait for the peers at their other ends.
+    Said before `Prepared`, which may take longer (links wait for the peers at their other ends), or
+    after it, where the training thread was in the middle of a step that is thrown away.
     """
 
     transition: TransitionId
 
 
 class Prepared(Message, frozen=True, tag=True):
-    """Every link is there; if the transition is unplanned, this process is parked as reported."""
+    """Every link is there; if the transition is unplanned, this process stands as reported.
+
+    It is parked there; or, `computing`, its training thread is still in the step after that, whose
+    vote it has not cast and will not let pass: `Parked` follows.
+    """
 
     transition: TransitionId
     links_opened: int
     took_ms: float
     report: Report | None = None
     quiesce_ms: float = 0.0
+    computing: bool = False
 
 
 class Refused(Message, frozen=True, tag=True):

@@ -45,6 +45,8 @@ class Participant(Struct, frozen=True, kw_only=True):
     node: NodeId
     incarnation: Incarnation
     job: JobId
+    reached: int = -1
+    """The last step that the training process of this node's life before committed."""
     ready: m.Ready | None = None
     epoch: Epoch = Epoch(0)
     slot: Slot = Slot(-1)
@@ -140,6 +142,7 @@ def _prepare(me: Participant, pending: Pending) -> m.Prepare:
         leavers=pending.leavers,
         deadline_at_ms=pending.answer_by_ms or pending.deadline_at_ms,
         idle=pending.idle,
+        asks_saves=pending.asks_saves,
     )
 
 
@@ -163,6 +166,7 @@ def _commit(me: Participant, pending: Pending) -> m.Commit:
         sources=sources,
         send=send,
         leave=slot < 0,
+        loads=pending.loads and slot >= 0 and receive is None,
     )
 
 
@@ -252,6 +256,7 @@ def _on_ready(me: Participant, said: m.Ready) -> Outcome:
         state_bytes=said.state_bytes,
         records=said.records,
         phases_ms=said.phases_ms,
+        reached=me.reached,
     )
     return replace(me, ready=said), (Submit(fact),)
 

@@ -41,6 +41,7 @@ def plan_of(
     evidence: tuple[int, ...] = (),
     choices: tuple[Choice, ...] = (),
     drops: tuple[e.Drop, ...] = (),
+    asks_saves: bool = False,
 ) -> tuple[e.AnyEvent, ...]:
     """The next transition of a job, in as many events as it takes; whoever must acknowledge follows
     from motive and layout.
@@ -59,6 +60,7 @@ def plan_of(
         considered=parts.considered(line for choice in choices for line in choice.considered),
         drops=drops,
         givers=givers_of(state, job) if motive is e.Motive.UNPLANNED else (),
+        asks_saves=asks_saves,
     )
     return parts.plan_in_parts(replace(plan, required=required_of(state, job, plan)))
 

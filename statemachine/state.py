@@ -239,7 +239,12 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     began: bool = False
     """Whether any member ever reported from inside a group: from then on there is state to lose."""
     stalled: str = ""
-    """Why the job cannot go on from memory; no plan is made until it is restarted."""
+    """Why the job could not go on from memory."""
+    saves_asked: bool = False
+    """Whether it could not go on from what was saved either; no plan is made until it is restarted.
+    """
+    reached: int = -1
+    """The last step that is known to have been committed; what is told when steps are repeated."""
     broken: GroupBroken | None = None
     """The first word of this epoch that a group broke although nobody died."""
     broken_position: Position = Position(0)

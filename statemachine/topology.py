@@ -59,18 +59,23 @@ class Pending(Struct, frozen=True, kw_only=True, omit_defaults=True):
     resume_step: int = -1
     apply: tuple[Slot, ...] = ()
     handovers: tuple[e.Handover, ...] = ()
+    asks_saves: bool = False
+    """Whether a member shall say what it could load, too."""
+    loads: bool = False
+    """Whether a member that receives nothing loads the step before `resume_step`."""
 
 
 class Patience(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How long a training process waits: before it asks its peers, for their answers, and for a
-    collective in which nothing moves. The knobs of the same names in `policy`, in force for
-    processes that start after they were set.
+    """How long a training process waits: before it asks its peers, for their answers, for a
+    collective in which nothing moves, and for the steps that prime it. The knobs of the same names
+    in `policy`, in force for processes that start after they were set.
     """
 
     wait_floor_s: float = 1.0
     wait_steps: float = 10.0
     silence_s: float = 2.0
     hang_deadline_s: float = 600.0
+    warmup_deadline_s: float = 300.0
 
 
 class Desired(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -184,6 +189,7 @@ def patience_of(policy: Policy) -> Patience:
         wait_steps=policy.wait_steps,
         silence_s=policy.silence_s,
         hang_deadline_s=policy.hang_deadline_s,
+        warmup_deadline_s=policy.warmup_deadline_s,
     )
 
 
@@ -209,6 +215,8 @@ def _pending(state: FleetState, job: Job, transition: Transition) -> Pending:
         resume_step=commit.resume_step if commit is not None else -1,
         apply=commit.apply if commit is not None else (),
         handovers=commit.handovers if commit is not None else (),
+        asks_saves=plan.asks_saves or plan.motive is e.Motive.LAUNCH,
+        loads=commit is not None and commit.loads,
     )
 
 

@@ -7,6 +7,9 @@ let K be the highest applied step. Whoever has applied K-1 and not K must hold t
 discarded, on every rank. A member without state (a joiner, or one that was cut off while it
 received) takes the state of K from a replica. The run resumes at K+1.
 
+Where nobody who lives holds the state of some slot, all go back to the newest step of which every
+shard was saved: in the memory of a buddy, or on a disk. What was committed since is done again.
+
 What may not be here: time, choice of nodes (`decide`), delivery (`participant`).
 """
 
@@ -36,7 +39,8 @@ _NONE: Final[Mapping[Slot, tuple[NodeId, Report]]] = MappingProxyType({})
 class Resume(Struct, frozen=True):
     """Where a parked job goes on, and what each slot must do before.
 
-    `missing` are slots whose state no live member holds: the run cannot go on from memory.
+    `missing` are slots whose state no live member holds: the run cannot go on from memory. Where it
+    `loads`, slots that receive nothing load what was saved of the step before.
     """
 
     step: int
@@ -44,6 +48,7 @@ class Resume(Struct, frozen=True):
     handovers: tuple[Handover, ...]
     missing: tuple[Slot, ...]
     reason: str
+    loads: bool = False
 
 
 def required_members(
@@ -107,7 +112,7 @@ def resume_point(
     holding = {slot: reports[slot] for slot in sorted(reports) if reports[slot].has_state}
     giving = {slot: givers[slot] for slot in sorted(givers) if givers[slot][1].has_state}
     if not holding and not giving:
-        return _launch(layout, members, reports)
+        return load_point(layout, members, reports) or _initial(layout, members)
     everyone = (*holding.values(), *(report for _, report in giving.values()))
     last = max(report.applied for report in everyone)
     apply = {slot for slot, report in holding.items() if _applies(report, last)}
@@ -167,38 +172,76 @@ def _giver_of(
     return None
 
 
-def _launch(
-    layout: Layout, members: Mapping[Slot, NodeId], reports: Mapping[Slot, Report]
-) -> Resume:
-    """Of each shard, the lowest slot that can load the checkpoint does, and gives it to the others.
+def _initial(layout: Layout, members: Mapping[Slot, NodeId]) -> Resume:
+    """The first replica of each shard gives its initial weights, and the job begins at step 0."""
+    first = first_replicas(layout, members)
+    handovers = tuple(
+        Handover(slot=slot, joiner=members[slot], sources=(members[lead],), kind="initial")
+        for slot, lead in first.items()
+        if lead != slot
+    )
+    reason = "every member holds the initial weights of its first replica"
+    return Resume(step=0, apply=(), handovers=handovers, missing=(), reason=reason)
 
-    The step is the newest of which every shard has a checkpoint.
+
+def load_point(
+    layout: Layout, members: Mapping[Slot, NodeId], reports: Mapping[Slot, Report]
+) -> Resume | None:
+    """The newest step of which every shard was saved: of each, the lowest slot that can load it
+    does, and gives it to the others. None if there is no such step.
     """
     first = first_replicas(layout, members)
-    saved = {slot: reports[slot].saved if slot in reports else -1 for slot in first}
     newest = dict.fromkeys(first.values(), -1)
     for slot, lead in first.items():
-        newest[lead] = max(newest[lead], saved[slot])
-    last = min(newest.values(), default=-1)
-    giver: dict[Slot, Slot] = {}
-    for slot in sorted(first):
-        if saved[slot] >= last:
-            giver.setdefault(first[slot], slot)
-    kind = "initial" if last < 0 else "checkpoint"
+        newest[lead] = max(newest[lead], _newest(reports.get(slot)))
+    steps = {step for slot in first for step in _saves(reports.get(slot))} | set(newest.values())
+    limit = min(newest.values(), default=-1)
+    for last in sorted((step for step in steps if 0 <= step <= limit), reverse=True):
+        giver: dict[Slot, Slot] = {}
+        for slot in sorted(first):
+            if _can_load(reports.get(slot), last):
+                giver.setdefault(first[slot], slot)
+        if len(giver) == len(newest):
+            return _loading(members, reports, first, giver, last)
+    return None
+
+
+def _newest(report: Report | None) -> int:
+    return report.saved if report is not None else -1
+
+
+def _saves(report: Report | None) -> tuple[int, ...]:
+    return report.saves if report is not None else ()
+
+
+def _can_load(report: Report | None, step: int) -> bool:
+    """Whether a slot said so; one that told the newest alone has the ones before as well."""
+    if report is None:
+        return False
+    return step in report.saves if report.saves else step <= report.saved
+
+
+def _loading(
+    members: Mapping[Slot, NodeId],
+    reports: Mapping[Slot, Report],
+    first: Mapping[Slot, Slot],
+    giver: Mapping[Slot, Slot],
+    last: int,
+) -> Resume:
     handovers = tuple(
-        Handover(slot=slot, joiner=members[slot], sources=(members[giver[lead]],), kind=kind)
+        Handover(
+            slot=slot, joiner=members[slot], sources=(members[giver[lead]],), kind="checkpoint"
+        )
         for slot, lead in first.items()
         if giver[lead] != slot
     )
-    reason = "every member holds the initial weights of its first replica"
-    if last >= 0:
-        loading = _listed(tuple(sorted(giver.values())))
-        where = _where(tuple(sorted(giver.values())), reports, last)
-        reason = (
-            f"slots {loading} load the checkpoint of step {last}{where}, "
-            "and give it to their replicas"
-        )
-    return Resume(step=last + 1, apply=(), handovers=handovers, missing=(), reason=reason)
+    loading = tuple(sorted(giver.values()))
+    where = _where(loading, reports, last)
+    gives = ", and give it to their replicas" if handovers else ""
+    reason = f"slots {_listed(loading)} load the checkpoint of step {last}{where}{gives}"
+    return Resume(
+        step=last + 1, apply=(), handovers=handovers, missing=(), reason=reason, loads=True
+    )
 
 
 def _where(slots: tuple[Slot, ...], reports: Mapping[Slot, Report], last: int) -> str:

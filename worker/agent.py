@@ -72,10 +72,11 @@ class Agent:
         """Return an exit code; what led to it was logged."""
         async with ProbePort.open(self._settings.host, self._settings.secret_path) as probes:
             crashes = false_starts = 0
+            reached = -1
             while True:
                 session = await self._join(probes)
                 log.info("joined as incarnation %d", session.incarnation)
-                life = NodeLife(self._settings, self._event_log, session, probes)
+                life = NodeLife(self._settings, self._event_log, session, probes, reached)
                 began_at = anyio.current_time()
                 end = await life.run(self._stop)
                 if anyio.current_time() - began_at > SOUND_LIFE_S:
@@ -86,6 +87,7 @@ class Agent:
                 if code is not None:
                     return code
                 log.warning("%s; joining anew", end.reason)
+                reached = -1 if end.kind is EndKind.ASSIGNED else end.reached
                 if end.kind is EndKind.ASSIGNED:
                     self._settings = self._settings.serving(end.job)
                 await pause(self._stop, REJOIN_PAUSES_S[min(crashes, len(REJOIN_PAUSES_S) - 1)])

@@ -88,13 +88,20 @@ class End(msgspec.Struct, frozen=True):
     """Whether its training process ever reached its step loop."""
     job: JobId = JobId("")
     """The job that the node is assigned to, where that is why."""
+    reached: int = -1
+    """The last step of its job that its training process committed, or one before it."""
 
 
 class NodeLife:
     """One incarnation. `run` it once."""
 
     def __init__(
-        self, settings: AgentSettings, event_log: EventLog, session: NodeSession, probes: ProbePort
+        self,
+        settings: AgentSettings,
+        event_log: EventLog,
+        session: NodeSession,
+        probes: ProbePort,
+        reached: int = -1,
     ) -> None:
         self._settings = settings
         self._event_log = event_log
@@ -104,7 +111,12 @@ class NodeLife:
         self._vitals = VitalsOutlet(session)
         self._gauges = Sampler.from_environment()
         self._sweeper = Sweeper(self._facts.put, settings.secret_path)
-        self._me = Participant(node=session.node, incarnation=session.incarnation, job=settings.job)
+        self._me = Participant(
+            node=session.node,
+            incarnation=session.incarnation,
+            job=settings.job,
+            reached=reached,
+        )
         self._desired: Desired | None = None
         self._orders: Orders | None = None
         self._greeted = False
@@ -147,7 +159,9 @@ class NodeLife:
             in_order = self._end.kind in (EndKind.FINISHED, EndKind.STOPPED, EndKind.ASSIGNED)
             left_for = self._end.reason if in_order else ""
             await say_farewell(self._session, self._facts, left_for)
-        return msgspec.structs.replace(self._end, was_ready=self._me.ready is not None)
+        reached = max(self._me.reached, self._process.reached)
+        was_ready = self._me.ready is not None
+        return msgspec.structs.replace(self._end, was_ready=was_ready, reached=reached)
 
     def _joined(self) -> e.NodeJoined:
         return e.NodeJoined(

@@ -10,6 +10,7 @@ from statemachine.ids import TransitionId
 from worker.channel import Channel
 from worker.diary import Diary
 from worker.seat import Seat
+from worker.tripwire import note
 
 
 class Progress:
@@ -25,6 +26,7 @@ class Progress:
         self, step: int, seat: Seat, step_ms: float, loss: float | None, *, told: bool
     ) -> None:
         """A step was committed at the epoch of `seat`; `told`: the agent may hear of it."""
+        note(step)
         before_s, self._committed_at_s = self._committed_at_s, time.time()
         at_ms = self._committed_at_s * 1000
         self._diary.note(step=step, epoch=seat.epoch, at_ms=at_ms, step_ms=step_ms, loss=loss)

@@ -232,6 +232,11 @@ class TrainingProcess:
             tripwire.close_fd()
         return cls(child, channel, tripwire)
 
+    @property
+    def reached(self) -> int:
+        """The last step that it committed, which is known after its end, too; -1: none."""
+        return self._tripwire.reached
+
     def arm(self) -> None:
         """Watch for a violent end from now on; call it once the process has spoken."""
         if self._armed:

@@ -215,10 +215,14 @@ class Stage(Ground):
 
     def do_prepared(self, names: list[str], options: Options) -> None:
         """Members acknowledge; without names all who are awaited. ``at=5`` and ``holds=6`` say
-        which step they applied and whose gradients they hold; ``state=no`` that they hold none.
+        which step they applied and whose gradients they hold; ``state=no`` that they hold none;
+        ``saves=1,3`` what they could load, which they say where they are asked.
         """
         pending, job = self.pending(options), self.job(options).job
         joiners = {change.joiner for change in pending.plan.changes}
+        asked = pending.plan.asks_saves or pending.plan.motive is e.Motive.LAUNCH
+        said = options.get("saves", "") if asked else ""
+        saves = tuple(int(step) for step in said.split(",") if step)
         for name in self._members(names, options):
             node, incarnation = self.life(name)
             fresh = pending.plan.motive is e.Motive.LAUNCH or node in joiners
@@ -226,6 +230,8 @@ class Stage(Ground):
                 has_state=options.get("state", "no" if fresh else "yes") == "yes",
                 applied=int(options.get("at", "5")),
                 pending=int(options.get("holds", "-1")),
+                saved=saves[-1] if saves else -1,
+                saves=saves,
             )
             fact = e.TransitionPrepared(
                 job=job,
