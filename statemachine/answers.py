@@ -34,8 +34,8 @@ class Answers(Struct, Generic[T], frozen=True, kw_only=True, gc=False):
 
     members: Mapping[NodeId, int] = {}
     blocks: tuple[tuple[T | None, ...], ...] = ()
-    recent: dict[int, T] = {}
-    """By number, instead of what the blocks hold."""
+    recent: dict[NodeId, T] = {}
+    """By name, since a snapshot knows no other keys; instead of what the blocks hold."""
     count: int = 0
 
     @classmethod
@@ -48,14 +48,14 @@ class Answers(Struct, Generic[T], frozen=True, kw_only=True, gc=False):
         """With the answer of a member, in the place of an earlier one."""
         number = self.members[name]
         recent, count, blocks = self.recent, self.count, self.blocks
-        if number not in recent and blocks[number >> 6][number & 63] is None:
+        if name not in recent and blocks[number >> 6][number & 63] is None:
             count += 1
         if len(recent) < RECENT:
             recent = recent.copy()
-            recent[number] = said
+            recent[name] = said
         else:
-            blocks = _stored(blocks, recent)
-            recent = {number: said}
+            blocks = _stored(self.members, blocks, recent)
+            recent = {name: said}
         return Answers(members=self.members, blocks=blocks, recent=recent, count=count)
 
     def get(self, name: NodeId) -> T | None:
@@ -63,7 +63,7 @@ class Answers(Struct, Generic[T], frozen=True, kw_only=True, gc=False):
         number = self.members.get(name)
         if number is None:
             return None
-        said = self.recent.get(number)
+        said = self.recent.get(name)
         return self.blocks[number // BLOCK][number % BLOCK] if said is None else said
 
     def __contains__(self, name: NodeId) -> bool:
@@ -84,11 +84,14 @@ class Answers(Struct, Generic[T], frozen=True, kw_only=True, gc=False):
 
 
 def _stored(
-    blocks: tuple[tuple[T | None, ...], ...], recent: Mapping[int, T]
+    members: Mapping[NodeId, int],
+    blocks: tuple[tuple[T | None, ...], ...],
+    recent: Mapping[NodeId, T],
 ) -> tuple[tuple[T | None, ...], ...]:
     """The blocks with what waited."""
     touched: dict[int, list[T | None]] = {}
-    for number, said in recent.items():
+    for name, said in recent.items():
+        number = members[name]
         block = touched.get(number >> 6)
         if block is None:
             block = touched[number >> 6] = list(blocks[number >> 6])
