@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot
 from statemachine.vitals import DATA_MS, LINK_MBPS, WAIT_MS, Metric, Vitals, summarise
-from worker import loading
+from worker import loading, phases
 
 
 class Waiting(Protocol):
@@ -132,6 +132,7 @@ class Pulse:
             window=self.window,
             started_at_ms=round(began_s * 1000),
             ended_at_ms=round(time.time() * 1000),
+            phase=phases.taken(),
             steps=len(samples.step_ms),
             last_step=self._last_step,
             metrics={
