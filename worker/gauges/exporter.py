@@ -64,15 +64,20 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def _slowed(reasons: float) -> float:
+    """Whether hardware or heat slows a device: not an idle clock, nor a cap on its power."""
+    return float(bool(int(reasons) & (0x8 | 0x20 | 0x40 | 0x80)))
+
+
 _NAMES: Final[Mapping[str, _Name]] = {
     "DCGM_FI_DEV_SM_CLOCK": _Name(SM_CLOCK_MHZ, float, _mean),
     "DCGM_FI_DEV_GPU_TEMP": _Name(GPU_TEMP_C, float, max),
     "DCGM_FI_DEV_POWER_USAGE": _Name(GPU_POWER_W, float, _mean),
     "DCGM_FI_DEV_GPU_UTIL": _Name(GPU_UTIL, lambda percent: percent / 100, _mean),
-    "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": _Name(
-        THROTTLED, lambda bits: float(bool(int(bits) & (0x8 | 0x20 | 0x40 | 0x80))), _mean
-    ),
+    "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": _Name(THROTTLED, _slowed, _mean),
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": _Name(THROTTLED, _slowed, _mean),
 }
+"""The last two are one: its name changed with DCGM 3.3."""
 
 
 def gauges_of(page: str, host: str = "") -> Reading:

@@ -250,6 +250,20 @@ def test_a_child_that_talks_nonsense_is_blind() -> None:
     assert "'[1, 2]'" in found.blind["nvml"]
 
 
+@pytest.mark.gpu
+def test_real_gpus_tell_their_gauges() -> None:
+    """NVML's own library in the child: clock, heat, power and use of the GPUs of this machine."""
+    gauges = NvmlGauges(1)
+    found = gauges.read()
+    gauges.close()
+    if not found.numbers:
+        pytest.skip(f"no GPU on this machine: {found.blind}")
+
+    assert found.numbers[SM_CLOCK_MHZ] > 100
+    assert 10 < found.numbers[GPU_TEMP_C] < 110
+    assert found.numbers[GPU_POWER_W] > 10
+
+
 def test_where_no_gpu_is_expected_nothing_is_started() -> None:
     """A machine without GPUs is not blind to them."""
     assert NvmlGauges(0, command=["/nonexistent"]).read() == Reading()
@@ -260,7 +274,7 @@ def test_where_no_gpu_is_expected_nothing_is_started() -> None:
 PAGE = (Path(__file__).parent / "data" / "dcgm_exporter.txt").read_text()
 
 
-def test_a_recorded_page_is_read() -> None:
+def test_a_page_in_the_exporters_format_is_read() -> None:
     """The names of dcgm-exporter become ours; other hosts, other names and no numbers do not."""
     found = gauges_of(PAGE, "rack7-n12")
 
@@ -272,6 +286,21 @@ def test_a_recorded_page_is_read() -> None:
         GPU_UTIL: pytest.approx(0.98),
         THROTTLED: 0.5,
     }
+
+
+def test_a_page_of_the_exporters_newer_release_is_read() -> None:
+    """Labels of pods are no matter, a new name of clock reasons is the same gauge; what the page
+    lacks is blind and named.
+    """
+    found = gauges_of(PAGE, "pod-host")
+
+    assert found.numbers == {
+        SM_CLOCK_MHZ: 2520.0,
+        GPU_TEMP_C: 61.0,
+        GPU_POWER_W: pytest.approx(286.409),
+        THROTTLED: 1.0,
+    }
+    assert found.blind == {GPU_UTIL: "the exporter does not tell it"}
 
 
 def test_labels_are_read_as_the_format_says() -> None:
