@@ -17,6 +17,7 @@ see `pairs`.
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import fsum, log, sqrt
+from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct, field
@@ -125,11 +126,13 @@ def compare(
     windows: Mapping[NodeId, Vitals],
     earlier_noise: Mapping[Aspect, Sequence[float]],
     policy: DetectorPolicy,
+    others: Mapping[NodeId, Mapping[NodeId, float]] = MappingProxyType({}),
 ) -> Comparison:
     """Compare one window of each node with those of its peers.
 
     `earlier_noise` is the noise of earlier rounds of the same cohort: a round of four nodes says
-    little about noise, thirty of them say enough.
+    little about noise, thirty of them say enough. `others` is what nodes of other roles measured of
+    their connections, by whom and with whom.
     """
     left_out = {node: why for node in sorted(windows) if (why := _unfit(windows[node], policy))}
     fit, strays = _same_steps([windows[node] for node in sorted(windows) if node not in left_out])
@@ -138,7 +141,7 @@ def compare(
         few = f"{len(fit)} comparable, {policy.peers_min + 1} needed"
         left_out |= dict.fromkeys((v.node for v in fit), few)
         return Comparison(views=dict.fromkeys(Aspect, View()), left_out=left_out)
-    pairs, columns = pairs_of(fit), Columns(fit)
+    pairs, columns = pairs_of(fit, others), Columns(fit)
     return Comparison(
         views={
             Aspect.STEADY: _work(columns, p50, earlier_noise.get(Aspect.STEADY, ()), policy),

@@ -36,6 +36,7 @@ from statemachine.detector_policy import DetectorPolicy
 from statemachine.events import VerdictIssued
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role
 from statemachine.judgement import VERSION, Case, Judgement, Trace, expired, horizons, judge
+from statemachine.pairs import carried
 from statemachine.vitals import Vitals, median
 
 __all__ = ["VERSION", "DetectorPolicy", "DetectorState", "Judgement", "Observation"]
@@ -49,7 +50,8 @@ Traces = Mapping[Aspect, Trace]
 class Record(Struct, frozen=True, kw_only=True):
     """What is remembered of one node: its place, its last window, what its windows said.
 
-    `fresh` counts its windows since it joined or the epoch changed.
+    `fresh` counts its windows since it joined or the epoch changed; `rates` is what its last window
+    said of the connections that reach it.
     """
 
     incarnation: Incarnation
@@ -59,6 +61,7 @@ class Record(Struct, frozen=True, kw_only=True):
     window: int
     fresh: int = 1
     traces: Traces = MappingProxyType({})
+    rates: Mapping[NodeId, float] = MappingProxyType({})
 
 
 class Cohort(Struct, frozen=True, kw_only=True):
@@ -203,6 +206,7 @@ def _recorded(before: Record | None, vitals: Vitals, policy: DetectorPolicy) -> 
         role=vitals.role,
         epoch=vitals.epoch,
         window=vitals.window,
+        rates=carried(vitals),
     )
     if before is None or (before.incarnation, before.job, before.role) != (
         record.incarnation,
@@ -216,6 +220,21 @@ def _recorded(before: Record | None, vitals: Vitals, policy: DetectorPolicy) -> 
         fresh=before.fresh + 1 if before.epoch == record.epoch else 1,
         traces=before.traces if missing <= policy.gap_windows_max else {},
     )
+
+
+def _others(
+    state: DetectorState, windows: Mapping[NodeId, Vitals]
+) -> dict[NodeId, Mapping[NodeId, float]]:
+    """What those at the other ends of these nodes' connections measured, if they are not of them:
+    a pipeline's neighbours have other roles, and are witnesses all the same.
+    """
+    found: dict[NodeId, Mapping[NodeId, float]] = {}
+    for node, vitals in windows.items():
+        for peer in state.records[node].rates:
+            record = state.records.get(peer) if peer not in windows else None
+            if record is not None and (record.job, record.epoch) == (vitals.job, vitals.epoch):
+                found[peer] = record.rates
+    return found
 
 
 _NO_TRACE = Trace()
@@ -262,7 +281,7 @@ class _Rounds:
         grace = self.policy.grace_windows
         fresh = sorted(n for n in cohort.gathered if state.records[n].fresh <= grace)
         settled = {n: v for n, v in cohort.gathered.items() if n not in set(fresh)}
-        comparison = compare(settled, cohort.noise, self.policy)
+        comparison = compare(settled, cohort.noise, self.policy, _others(state, settled))
         self._note(dict.fromkeys(fresh, "it, or its epoch, is new") | comparison.left_out)
         self.notes += [f"{self.key[0]}/{self.key[1]}: {said}" for said in comparison.remarks]
         self._note_common_mode(cohort, comparison)

@@ -11,11 +11,13 @@ direction of a broken port may be as fast as ever.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from statemachine.ids import NodeId
 from statemachine.vitals import LINK_MBPS, Vitals, median
 
 _REMARKS_MAX = 8
+_NOBODY: Mapping[NodeId, Mapping[NodeId, float]] = MappingProxyType({})
 
 
 class Pairs:
@@ -61,13 +63,34 @@ class Pairs:
         return tuple(between[:_REMARKS_MAX])
 
 
-def pairs_of(windows: Sequence[Vitals]) -> Pairs:
-    """Collect what nodes measured of the connections that reach them."""
-    prefix = f"{LINK_MBPS}."
-    rates = {
-        (NodeId(name.removeprefix(prefix)), vitals.node): metric.p50
-        for vitals in windows
+def carried(vitals: Vitals) -> dict[NodeId, float]:
+    """What a node measured of the connections that reach it, by who is at the other end."""
+    return {
+        NodeId(name.removeprefix(_PREFIX)): metric.p50
         for name, metric in vitals.metrics.items()
-        if name.startswith(prefix) and metric.count > 0 and metric.p50 > 0
+        if name.startswith(_PREFIX) and metric.count > 0 and metric.p50 > 0
     }
+
+
+_PREFIX = f"{LINK_MBPS}."
+
+
+def pairs_of(
+    windows: Sequence[Vitals], others: Mapping[NodeId, Mapping[NodeId, float]] = _NOBODY
+) -> Pairs:
+    """Collect what nodes measured of the connections that reach them.
+
+    `others` is what nodes that are not compared here, such as those of other roles, measured in
+    their last windows: they are witnesses all the same.
+    """
+    measured = {vitals.node: carried(vitals) for vitals in windows}
+    rates = {
+        (sender, receiver): rate
+        for receiver, known in measured.items()
+        for sender, rate in known.items()
+    }
+    for receiver, known in others.items():
+        for sender, rate in known.items():
+            if sender in measured and receiver not in measured:
+                rates[sender, receiver] = rate
     return Pairs(rates)

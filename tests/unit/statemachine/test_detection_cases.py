@@ -184,6 +184,13 @@ FLAGGED = [
     Case("every fifth step", {3: slow(Kind.EVERY_KTH, 1.12)}, 24),
     Case("drift over an hour to +20 %", {3: slow(Kind.DRIFT, 1.2)}, 100),
     Case("two at once", {3: slow(Kind.COMPUTE, 1.2), 6: slow(Kind.COMPUTE, 1.3)}, 8),
+    Case(
+        "NIC rate down 40 % in a pipeline",
+        {5: slow(Kind.LINK, 1 / 0.6)},
+        24,
+        cause="communication",
+        spec=PIPE,
+    ),
     Case("in a pipeline", {5: slow(Kind.COMPUTE, 1.2)}, 8, spec=PIPE),
 ]
 
