@@ -32,6 +32,7 @@ _DEFAULTS = DemoOptions()
     epilog=examples(
         "changeover demo",
         "changeover demo --faults kill --no-baseline",
+        "changeover demo --faults grey --grey-kind link",
         "changeover demo --nodes 6 --standbys 2 -- --layers 2 --batch 4",
         "changeover demo --layout pp=3,dp=2",
         "changeover demo --scenario scenarios/live.toml",
@@ -81,7 +82,7 @@ _DEFAULTS = DemoOptions()
     type=click.Choice(GREY_KINDS),
     default=GREY_KINDS[0],
     show_default=True,
-    help="what is slow of the grey node: all its work, its memory, or its input",
+    help="what is slow of the grey node: all its work, its memory, its links, or its input",
 )
 @click.option(
     "--scenario",

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from controlplane.demo.greys import GREYS
 from controlplane.demo.shape import peers_of
 from statemachine.detector import DetectorPolicy
 from statemachine.errors import UsageError
@@ -28,12 +29,8 @@ SPARE_SHARE: Final = 3
 TRAIN_S_MAX: Final = 86_400.0
 TRAINING: Final = ("--batch", "4")
 """Arguments of the training scripts, before those that somebody asks for."""
-SLOW_FACTOR: Final = 1.4
-"""How much longer the own work of a grey node takes."""
-
-
-GREY_KINDS: Final = ("compute", "memory", "input")
-"""What may be slow of a grey node: all its work, moving memory, or its data that comes late."""
+GREY_KINDS: Final = tuple(GREYS)
+"""What may be slow of a grey node: all its work, moving memory, its links, or its input."""
 
 
 class BadDemo(UsageError):

@@ -60,6 +60,11 @@ class PaceOutcome(Struct, frozen=True, kw_only=True):
     guard_slowed: float = 1.7
     guard_calmed: float = 20.0
 
+    @property
+    def of_guard(self) -> float:
+        """What of Guard's published effect on the mean step this is, as a ratio of excesses."""
+        return (self.slowed - 1) / (self.guard_slowed - 1)
+
 
 class BaselineOutcome(Struct, frozen=True, kw_only=True):
     """What a restart with `torchrun` costs: kill of one worker to the first new step of all.

@@ -15,10 +15,12 @@ import msgspec
 from controlplane.demo import campaign
 from controlplane.demo.baseline import measured_pace, restart_cost
 from controlplane.demo.chronicle import Chronicle, Overdue
+from controlplane.demo.greys import GREYS
 from controlplane.demo.live import Screen
 from controlplane.demo.options import SPARE_SHARE, STEPS_MIN, DemoOptions, Faults, steps_for
 from controlplane.demo.outcome import ClaimOutcome, Outcome, incident_outcomes, shown
 from controlplane.demo.plot import Hurt, Plot
+from controlplane.demo.probed import link_baseline, with_links
 from controlplane.demo.proof import (
     Claim,
     Finish,
@@ -29,7 +31,7 @@ from controlplane.demo.proof import (
     survivors_unchanged,
 )
 from controlplane.demo.report import write_report
-from controlplane.demo.stage import Stage, staged, store_for
+from controlplane.demo.stage import KNOBS, Stage, staged, store_for
 from controlplane.demo.steps import JobStep, job_steps, ordinary_ms, read_diaries
 from controlplane.errors import ControlError
 from controlplane.etcd_binary import EtcdMissing
@@ -138,7 +140,7 @@ async def _measure_machine(record: Record, screen: Screen) -> None:
 async def _play_hurt(record: Record, screen: Screen, url: str, name: str) -> None:
     """Run the plot, and take from it what it claims."""
     options = record.options
-    async with staged(options, record.folder, name, url) as stage:
+    async with staged(options, record.folder, name, url, await _knobs(record, screen)) as stage:
         chronicle = record.chronicle = stage.chronicle
         chronicle.on_entry = screen.hear
         plot = _plot_of(stage, screen)
@@ -156,6 +158,15 @@ async def _play_hurt(record: Record, screen: Screen, url: str, name: str) -> Non
         campaign.leave(plot, options.scenario, record.folder.path, step_ms, count)
     # Where the run was stopped is where the uninterrupted one has to end.
     record.options = replace(options, steps=record.finish.step + 1, steps_spare=0)
+
+
+async def _knobs(record: Record, screen: Screen) -> dict[str, object]:
+    """The policy of the run; where a link will be slow, with what links carry here."""
+    options = record.options
+    if not options.faults.greys or "link_" not in GREYS[options.grey_kind].metrics:
+        return KNOBS
+    screen.say("what a link carries here, for the sweep to judge by")
+    return with_links(KNOBS, await link_baseline(record.folder.path / "probed"))
 
 
 def _plot_of(stage: Stage, screen: Screen) -> Plot:

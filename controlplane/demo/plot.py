@@ -19,7 +19,7 @@ from typing import Final
 import anyio
 
 from controlplane.demo.chronicle import Chronicle, StepsOver
-from controlplane.demo.options import SLOW_FACTOR
+from controlplane.demo.greys import GREYS, words_for
 from controlplane.demo.stage import JOB, OPERATOR, Stage
 from controlplane.localfleet.fleet import born_at_s
 from statemachine import events as e
@@ -138,11 +138,12 @@ class Plot:
         victim = self._holder(Slot((2 + options.seed) % options.nodes))
         fault_file = stage.fleet.folder.fault_file(victim)
         before = self._identities()
-        write_fault(fault_file, SLOW_FACTOR, options.grey_kind)
+        factor = GREYS[options.grey_kind].factor
+        write_fault(fault_file, factor, options.grey_kind)
         hurt = Hurt(GREY, victim, time.time() * 1000, before)
         self.hurts.append(hurt)
-        self._say(f"made {victim} grey: {_GREY_WORDS[options.grey_kind]}")
-        await self._stated(hurt, f"{options.grey_kind}, slow_factor {SLOW_FACTOR}")
+        self._say(f"made {victim} grey: {words_for(options.grey_kind)}")
+        await self._stated(hurt, f"{options.grey_kind}, slow_factor {factor:g}")
         found = await self._replaced(hurt, FOUND_S)
         self._say(f"{found.replacement} took slot {found.slot} of {victim} at a step boundary")
         await self._swept(hurt)
@@ -154,12 +155,14 @@ class Plot:
         self._say(f"{victim} passed its sweep, has rehearsed, and is standby")
 
     async def _swept(self, hurt: Hurt) -> None:
-        """Wait until the grey node, out of the run, was measured once and did not pass."""
+        """Wait until the grey node, out of the run, was measured by a sweep that could tell."""
         chronicle = self._chronicle
         planned = incidents_of(chronicle.entries, hurt)[0].planned
 
         def over(event: e.AnyEvent) -> bool:
-            return isinstance(event, e.SweepFinished) and event.node == hurt.node
+            if not isinstance(event, e.SweepFinished) or event.node != hurt.node:
+                return False
+            return event.outcome is not e.SweepOutcome.INCONCLUSIVE
 
         await self._until(lambda: chronicle.found(over, planned) is not None, SWEPT_S, "a sweep")
         recorded = chronicle.found(over, planned)
@@ -245,13 +248,6 @@ def incidents_of(log: list[e.Recorded], hurt: Hurt) -> list[Incident]:
         for found in incidents(log)
         if found.node == hurt.node and found.job == JOB and found.began_at_ms >= hurt.at_ms - 1
     ]
-
-
-_GREY_WORDS: Final = {
-    "compute": f"its own work takes {SLOW_FACTOR} times as long",
-    "memory": f"moving memory takes it {SLOW_FACTOR} times as long",
-    "input": f"its data comes late, so its steps take {SLOW_FACTOR} times as long",
-}
 
 
 def write_fault(path: Path, slow_factor: float, kind: str = "compute") -> None:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from controlplane.demo.greys import GREYS, Grey
 from controlplane.demo.options import DemoOptions
 from controlplane.demo.plot import GREY, KILL, Hurt, incidents_of
 from controlplane.demo.steps import JobStep
@@ -92,6 +93,8 @@ def claims_of_run(
     claims = [_finished(options, steps, finish), _loss_fell(steps), _only_these(log, hurts)]
     for hurt in hurts:
         claims += _answered(log, hurt)
+        if hurt.kind == GREY:
+            claims += _told_rightly(log, hurt, GREYS[options.grey_kind])
         claims += _general(log, hurt)
     if hurts:
         claims.append(_survivors(hurts, log))
@@ -175,6 +178,43 @@ def _answered(log: list[e.Recorded], hurt: Hurt) -> list[Claim]:
         way = f"by a certificate, after {hurt.failed_sweeps} sweep that it did not pass"
         claims.append(Claim(f"{hurt.node} came back as standby", hurt.came_back, way))
     return claims
+
+
+def _told_rightly(log: list[e.Recorded], hurt: Hurt, grey: Grey) -> list[Claim]:
+    """The verdict named the cause, and the sweep found what was slow of the node, or nothing where
+    nothing of it was.
+    """
+    causes: list[str] = []
+    swept: list[e.SweepFinished] = []
+    for entry in log:
+        match entry.event:
+            case e.FaultLifted(node=node) if node == hurt.node:
+                break
+            case e.VerdictIssued(node=node, detector=by) as said if node == hurt.node and by:
+                causes.append(said.cause)
+            case e.SweepFinished(node=node) as sweep if node == hurt.node:
+                swept.append(sweep)
+            case _:
+                pass
+    told = [sweep for sweep in swept if sweep.outcome is not e.SweepOutcome.INCONCLUSIVE]
+    right = [
+        sweep.outcome is grey.outcome
+        and (not grey.metrics or any(name in sweep.reason for name in grey.metrics))
+        for sweep in told
+    ]
+    found = f"by {grey.metrics[0].rstrip('_')}" if grey.metrics else "since nothing of it is slow"
+    return [
+        Claim(
+            f"the verdict on {hurt.node} named the cause: {grey.cause}",
+            bool(causes) and causes[-1].startswith(grey.cause),
+            "; ".join(dict.fromkeys(causes)) or "no verdict",
+        ),
+        Claim(
+            f"its sweep, while it was grey, {grey.outcome} {found}",
+            bool(right) and all(right),
+            "; ".join(f"{sweep.outcome}: {sweep.reason}" for sweep in swept) or "no sweep",
+        ),
+    ]
 
 
 def _general(log: list[e.Recorded], hurt: Hurt) -> list[Claim]:

@@ -15,7 +15,7 @@ import jinja2
 from controlplane.demo.charts import Chart, Lanes, Moment, Stretch, lanes, line_chart
 from controlplane.demo.outcome import Outcome
 from controlplane.demo.steps import JobStep
-from controlplane.demo.tables import PHASE_WORDS, milliseconds, ratio, title_of
+from controlplane.demo.tables import PHASE_WORDS, milliseconds, pace_words, ratio, title_of
 from controlplane.lines import clock, words_of
 from controlplane.localfleet.folder import RunFolder
 from statemachine import events as e
@@ -92,6 +92,7 @@ def write_report(
         ms=milliseconds,
         ratio=ratio,
         title_of=title_of,
+        pace_words=pace_words,
         loss=_loss_chart(steps, moments, began_ms),
         pace=_pace_chart(steps, moments, began_ms),
         lanes=_lanes(stretches, moments),

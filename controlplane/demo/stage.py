@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,6 +20,7 @@ import anyio
 
 from controlplane.config import Settings
 from controlplane.demo.chronicle import Chronicle
+from controlplane.demo.greys import GREYS
 from controlplane.demo.options import TRAINING, DemoOptions
 from controlplane.demo.shape import is_plain, model_arguments
 from controlplane.etcd_binary import ensure_etcd
@@ -64,13 +65,14 @@ _ERASE_S: Final = 3.0
 
 @dataclass(slots=True)
 class Stage:
-    """A staged fleet. `hurt` names nodes whose end is expected."""
+    """A staged fleet. `hurt` names nodes whose end is expected; `knobs` is the policy's."""
 
     options: DemoOptions
     fleet: LocalFleet
     log: EventLog
     chronicle: Chronicle
     hurt: set[NodeId] = field(default_factory=set)
+    knobs: Mapping[str, object] = field(default_factory=lambda: KNOBS)
 
     async def submit(self, event: e.AnyEvent) -> None:
         """State an operator's act."""
@@ -78,7 +80,7 @@ class Stage:
 
     async def declare(self, nodes: Sequence[NodeId], standbys: int) -> None:
         """Declare the policy and the job, and start the nodes once a controller leads."""
-        await self.submit(e.PolicyChanged(version=1, knobs=dict(KNOBS), by=OPERATOR))
+        await self.submit(e.PolicyChanged(version=1, knobs=dict(self.knobs), by=OPERATOR))
         declared = e.JobDeclared(
             job=JOB,
             axes=self.options.axes,
@@ -96,8 +98,9 @@ class Stage:
         """Start a node, or start it again as a machine that was repaired."""
         self.hurt.discard(node)
         training = training_command(self.options)
-        hurry = {name: os.environ.get(name, value) for name, value in HURRY.items()}
-        return self.fleet.start_node(node, JOB, training, hurry)
+        settings = HURRY | dict(GREYS[self.options.grey_kind].environment)
+        settings = {name: os.environ.get(name, value) for name, value in settings.items()}
+        return self.fleet.start_node(node, JOB, training, settings)
 
     async def launched(self) -> None:
         """Wait until the job trains with every slot filled.
@@ -198,7 +201,11 @@ async def store_for(options: DemoOptions, folder: RunFolder) -> AsyncIterator[st
 
 @asynccontextmanager
 async def staged(
-    options: DemoOptions, folder: RunFolder, name: str, etcd_url: str
+    options: DemoOptions,
+    folder: RunFolder,
+    name: str,
+    etcd_url: str,
+    knobs: Mapping[str, object] = KNOBS,
 ) -> AsyncIterator[Stage]:
     """Stage a fleet; everything that it started is gone when the block is left.
 
@@ -210,7 +217,7 @@ async def staged(
     async with opened(settings) as log:
         try:
             async with LocalFleet(folder, name, etcd_url) as fleet:
-                stage = Stage(options, fleet, log, Chronicle(log, folder, JOB))
+                stage = Stage(options, fleet, log, Chronicle(log, folder, JOB), knobs=knobs)
                 async with _watched(stage):
                     yield stage
         finally:

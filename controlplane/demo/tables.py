@@ -63,7 +63,7 @@ def show(outcome: Outcome, console: Console) -> None:
         )
     for incident in outcome.incidents:
         if incident.pace is not None:
-            console.print(_pace_words(incident.node, incident.pace))
+            console.print(escape(pace_words(incident.node, incident.pace)))
     if outcome.claims:
         console.print(_proof(outcome))
         console.print(_ordinary(outcome))
@@ -92,16 +92,17 @@ def _incidents(outcome: Outcome) -> Table:
     return table
 
 
-def _pace_words(node: str, found: PaceOutcome) -> str:
+def pace_words(node: str, found: PaceOutcome) -> str:
     """Steps before, while and after a node was grey, beside what Guard published of itself."""
     said = [
         f"{name} {milliseconds(part.mean_ms)} +-{part.variation:.0%}"
         for name, part in (("before", found.before), ("grey", found.during), ("after", found.after))
     ]
     return (
-        f"steps around {escape(node)}: {', '.join(said)}; {found.slowed:.2f}x slower and "
+        f"steps around {node}: {', '.join(said)}; {found.slowed:.2f}x slower and "
         f"{found.calmed:.1f}x as uneven while it was grey "
-        f"(Guard, published: {found.guard_slowed:g}x, {found.guard_calmed:g}x)"
+        f"(Guard, published: {found.guard_slowed:g}x, {found.guard_calmed:g}x); of Guard's effect "
+        f"{found.of_guard:.0%} in the mean"
     )
 
 

@@ -29,9 +29,10 @@ from worker.groups.pacing import PACING, Pacing
 from worker.groups.shared import SHARED_BYTES_MIN, BadMemory, SharedReader, SharedWriter
 
 _LOOKAHEAD_BYTES: Final = 4096
-_TIMED_BYTES: Final = 1 << 18
+_TIMED_BYTES: Final = 1 << 17
 """Frames of this size and more are timed from their first byte to their last: what a connection
-carries. The clock of a smaller one would say how soon this end looked."""
+carries. The clock of a smaller one would say how soon this end looked. No ring cuts its chunks
+smaller (`frames.chunk_bytes_for`)."""
 _SCRATCH = bytearray(frames.CHUNK_BYTES_MAX)
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _RIGHTS_BYTES: Final = socket.CMSG_SPACE(8)

@@ -7,7 +7,10 @@ from worker.faults import SlowCompute, SlowKind
 from worker.probes.sampling import Own, durations, rates, samples_s
 from worker.probes.wire import Ends
 
-RATE_BYTES: Final = 4 << 20
+RATE_BYTES: Final = 1 << 20
+"""Added up per sample: a millisecond or two, so that some samples are undisturbed on a machine that
+others want too; of 4 MiB hardly one was."""
+
 LATENCY_BYTES: Final = 64
 _OWN: Final[Own] = {"kind": SlowKind.LINK, "own_s": time.thread_time}
 
@@ -15,7 +18,7 @@ _OWN: Final[Own] = {"kind": SlowKind.LINK, "own_s": time.thread_time}
 def measure(budget_s: float, slow: SlowCompute, ends: Ends) -> dict[str, float]:
     """Add up float32 vectors with the partner for `budget_s` seconds.
 
-    ``collective_mbps_*`` in 10^6 bits of vector per second, 4 MiB at a time;
+    ``collective_mbps_*`` in 10^6 bits of vector per second, 1 MiB at a time;
     ``collective_latency_us_*`` in microseconds for 64 bytes.
     """
     share_s = budget_s / 2
