@@ -29,6 +29,7 @@ import anyio
 import anyio.to_thread
 
 from controlplane.etcd_binary import EtcdBinary, EtcdMissing, default_folder, ensure_etcd
+from controlplane.eventlog.promptness import starting
 from controlplane.eventlog.versions import parse_version
 
 START_S: Final = 10.0
@@ -171,7 +172,7 @@ class EtcdServer:
         self._peer_port = self._peer_port or free_port()
         self._health_port = free_port()
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
+        with self.log_path.open("ab") as log, starting(prompt=True):
             wrapper = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
             self._running = subprocess.Popen(
                 [*wrapper, *self._command()],

@@ -31,6 +31,7 @@ from controlplane.eventlog import (
     Store,
     open_store,
 )
+from controlplane.eventlog.promptness import be_prompt
 from statemachine.errors import SchemaTooNew, UsageError
 from worker.agent_node import End, EndKind, NodeLife
 from worker.agent_settings import AgentSettings, parse_arguments
@@ -210,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     _log_to_stderr(settings.node)
     adopt_orphans()
+    be_prompt()
     return anyio.run(run_agent, settings)
 
 

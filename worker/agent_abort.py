@@ -1,7 +1,8 @@
 """The deadline by which a training process leaves its abandoned collectives, or is killed.
 
-What belongs here: when that clock starts and stops. A process that is parked, or answered the
-preparation, has left its collectives, however long the links to its peers may take.
+What belongs here: when that clock starts and stops. A process that is parked has left its
+collectives, however long the links to its peers may take. One that answered while its training
+thread still computes has not: the clock runs on until it is parked.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class AbortWatch:
 
     def said(self, message: m.FromWorker) -> None:
         """Notice what the process says."""
-        if isinstance(message, m.Parked | m.Prepared | m.Refused):
+        computing = isinstance(message, m.Prepared) and message.computing
+        if isinstance(message, m.Parked | m.Prepared | m.Refused) and not computing:
             self.disarm()
 
     def disarm(self) -> None:

@@ -5,8 +5,11 @@ whose member is lost, freeing a transfer. What may not: switching a group, touch
 moving the step. Those are the training thread's, at a boundary (`worker.loop`).
 
 Theory of operation. The training thread is either computing or *parked* (it says where with a
-`Report`). An unplanned preparation is answered once its links are there and the thread is parked,
-whichever comes last. A planned one is answered as soon as the links are there.
+`Report`). A planned preparation is answered as soon as its links are there. An unplanned one is
+answered once it is certain as well where the thread stands: it is parked, or it is in a step whose
+vote it has not cast. That step cannot pass any more, here or anywhere, once this rank's groups are
+broken: it is *doomed*. So nobody waits for what is left of it: the transition is committed, and the
+state given to joiners, while the thread computes the rest, which is thrown away.
 """
 
 import logging
@@ -18,6 +21,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from controlplane.eventlog.promptness import be_prompt
 from statemachine import messages as m
 from statemachine.events import Motive, Report
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Slot, TransitionId
@@ -27,6 +31,15 @@ from worker.channel import Channel, ChannelClosed
 from worker.faultpoints import reach
 from worker.groups.managed import ManagedGroup
 from worker.groups.port import Cause, CauseKind, PrepareRefused
+from worker.orders import (
+    NOTHING_KNOWN,
+    Become,
+    Known,
+    Order,
+    Preparation,
+    in_brief,
+    kinds_to_build,
+)
 from worker.seat import Seat, seat_of
 from worker.vigil import Silence
 
@@ -43,33 +56,6 @@ end: before the whole preparation is over, or everybody who waits would look lik
 
 class AgentGone(Exception):
     """The agent ended: this process trains for nobody and must stop."""
-
-
-@dataclass(frozen=True)
-class Become:
-    """Put the parts of a slot's role in force: its transition waits for it."""
-
-    transition: TransitionId
-    slot: Slot
-    launch: bool
-
-
-Order = m.Rehearse | m.Commit | m.Release | m.Stop | Become
-
-
-@dataclass
-class _Preparation:
-    """One transition as far as it got here."""
-
-    message: m.Prepare
-    seat: Seat | None
-    heard_at_s: float
-    links_opened: int = 0
-    took_ms: float = 0.0
-    ready: bool = False
-    answered: bool = False
-    parked_said: bool = False
-    quiesce_ms: float = 0.0
 
 
 @dataclass
@@ -91,14 +77,17 @@ class Control:
     """Whether this node was told that the job shall end."""
     needs_parts: Callable[..., bool] = lambda _slot, *, launch: False  # noqa: ARG005  (a port)
     """Whether other parts must be in force before this process can hold a slot."""
-    saved: Callable[[], int] = lambda: -1
-    saved_in: Callable[[int], str] = lambda _: ""
-    """The last step in the newest checkpoint that this process can load; -1: none."""
+    saves: Callable[[], Known] = lambda: NOTHING_KNOWN
+    """What this process could load; asked where a transition asks for it."""
     _becoming: bool = False
     expect: Callable[[m.Prepare | None], None] = lambda _: None
     """Told what this process joins, on the listening thread, so that it can ask for state early."""
+    give: Callable[[m.Commit], None] = lambda _: None
+    """Told, on the listening thread, to give the state as it was before the step under way."""
+    _computing: Report | None = None
+    _doomed: bool = False
     _orders: list[Order] = field(default_factory=list)
-    _preparation: _Preparation | None = None
+    _preparation: Preparation | None = None
     _parked: Report | None = None
     _parked_at_s: float = 0.0
 
@@ -123,6 +112,60 @@ class Control:
             self._orders.remove(found)
             return found, self._seat_for(transition)
 
+    def step_begins(self, report: Report) -> None:
+        """A step begins; `report` is where this thread stands until it casts its vote."""
+        with self.changed:
+            self._computing, self._doomed = report, False
+            self._answer()
+
+    def may_vote(self) -> bool:
+        """The step's vote is about to be cast; False: it must not pass, since somebody was told so.
+
+        From now on only a parked thread stands anywhere.
+        """
+        with self.changed:
+            self._computing = None
+            return not self._doomed
+
+    def is_called_off(self) -> bool:
+        """Whether a loss was announced and is not answered: a step begun now would be doomed."""
+        with self.changed:
+            seat, found = self.seat(), self._preparation
+            unplanned = found is not None and found.message.motive is Motive.UNPLANNED
+            return unplanned and seat is not None and self._is_answered(seat)
+
+    def wait_in_step(
+        self, broken: str, goes_on: Callable[[m.Commit, Seat], bool]
+    ) -> tuple[m.Commit, Seat] | None:
+        """Wait, in the middle of a step, for an order with which that very step `goes_on`.
+
+        The step is alive again with such an order. None: what is ordered is something else, and
+        stays to be taken once the step was given up, in its vote.
+        """
+        with self.changed:
+            if self._computing is None:
+                return None
+            self._parked, self._parked_at_s = self._computing, time.monotonic()
+            self._doomed = True
+            self._say_parked()
+            self._note_quiesce()
+            self._answer()
+            reach("parked.in_step")
+            try:
+                self._await_order(holds_slot=True, broken=broken)
+            finally:
+                self._parked = None
+            order = self._next(holds_slot=True)
+            if not isinstance(order, m.Commit):
+                return None
+            seat = self._seat_for(order.transition)
+            if seat is None or not goes_on(order, seat):
+                return None
+            self._orders.remove(order)
+            self.interrupt.clear()
+            self._doomed = False
+            return order, seat
+
     def park(
         self, report: Report, *, holds_slot: bool, broken: str = ""
     ) -> tuple[Order, Seat | None]:
@@ -138,6 +181,7 @@ class Control:
         with self.changed:
             self._parked, self._parked_at_s = report, time.monotonic()
             self._say_parked()
+            self._note_quiesce()
             self._answer()
             reach("parked")
             try:
@@ -244,6 +288,7 @@ class Control:
     # --- the listening thread -----------------------------------------------------------------
 
     def _listen(self) -> None:
+        be_prompt()
         try:
             while True:
                 self._heard(self.channel.receive())
@@ -257,13 +302,15 @@ class Control:
             self._abandon_all(CauseKind.CLOSED, "the agent is gone")
 
     def _heard(self, message: m.ToWorker) -> None:
-        log.info("told %s", _in_brief(message))
+        log.info("told %s", in_brief(message))
         match message:
             case m.Prepare():
                 self._prepare(message)
             case m.Cancel():
                 self._cancel(message)
             case m.Commit() | m.Rehearse() | m.Release() | m.Stop():
+                if isinstance(message, m.Commit):
+                    self._give_early(message)
                 with self.changed:
                     self._orders.append(message)
                     self.changed.notify_all()
@@ -276,7 +323,7 @@ class Control:
         heard_at_s = time.monotonic()
         seat = self._seat_in(message)
         with self.changed:
-            self._preparation = _Preparation(message, seat, heard_at_s)
+            self._preparation = Preparation(message, seat, heard_at_s)
             self._orders = [o for o in self._orders if not isinstance(o, Become)]
             self._ask_for_parts(message)
             self._say_parked()
@@ -319,7 +366,7 @@ class Control:
         unplanned = message.motive is not Motive.PLANNED
         try:
             reach("prepare.begin")
-            kinds = _kinds_to_build(seat, self.seat(), everything=unplanned)
+            kinds = kinds_to_build(seat, self.seat(), everything=unplanned)
             for kind in kinds:
                 assert seat is not None
                 opened += self.groups[kind].prepare(seat.plans[kind], deadline_s).links_opened
@@ -359,28 +406,64 @@ class Control:
         if found is None or not found.ready or found.answered or self._becoming:
             return
         if found.message.motive is not Motive.PLANNED:
-            if self._parked is None or any(isinstance(o, m.Release) for o in self._orders):
+            if any(isinstance(o, m.Release) for o in self._orders):
                 return  # who is about to leave has no state to speak of, once it left
-            found.quiesce_ms = max(0.0, self._parked_at_s - found.heard_at_s) * 1000
+            found.computing = self._parked is None
+            if found.computing and not self._stands_while_computing(found):
+                return
+            self._doomed = self._doomed or found.computing
+            self._note_quiesce()
         found.answered = True
         self._say(
             m.Prepared(
                 transition=found.message.transition,
                 links_opened=found.links_opened,
                 took_ms=found.took_ms,
-                report=self._report(found.message.motive),
+                report=self._report(found.message),
                 quiesce_ms=found.quiesce_ms,
+                computing=found.computing,
             )
         )
 
-    def _report(self, motive: Motive) -> Report | None:
-        """Where this thread is parked; at a launch, with the checkpoint that it can load."""
-        if motive is Motive.PLANNED or self._parked is None:
+    def _stands_while_computing(self, found: Preparation) -> bool:
+        """Whether the thread is in a step that cannot pass any more (lock held; groups are broken).
+
+        Not where members stay the same: there a thread that hangs is looked for, and whoever does
+        not park is it.
+        """
+        seat = self.seat()
+        if self._computing is None or found.seat is None or seat is None:
+            return False
+        return found.message.motive is Motive.UNPLANNED and found.seat.members != seat.members
+
+    def _note_quiesce(self) -> None:
+        """How long after it heard of the loss the thread was parked (lock held)."""
+        found = self._preparation
+        if found is not None and self._parked is not None and not found.quiesce_ms:
+            found.quiesce_ms = max(0.0, self._parked_at_s - found.heard_at_s) * 1000
+
+    def _give_early(self, commit: m.Commit) -> None:
+        """Give the state while the thread is in a step: it changes behind its vote alone."""
+        found = self._preparation
+        if found is None or found.message.transition != commit.transition:
+            return
+        if self._computing is None or commit.motive is not Motive.UNPLANNED:
+            return
+        try:
+            if commit.send and not commit.loads:
+                self.give(commit)
+        except Exception:  # then the training thread gives it, once it is parked
+            log.exception("state of transition %d was not given early", commit.transition)
+
+    def _report(self, message: m.Prepare) -> Report | None:
+        """Where this thread stands, and what it could load if that is asked."""
+        stands = self._parked if self._parked is not None else self._computing
+        if message.motive is Motive.PLANNED or stands is None:
             return None
-        if motive is not Motive.LAUNCH:
-            return self._parked
-        saved = self.saved()
-        return replace(self._parked, saved=saved, saved_in=self.saved_in(saved))
+        if not message.asks_saves:
+            return stands
+        known = self.saves()
+        return replace(stands, saved=known.newest, saved_in=known.where, saves=known.steps)
 
     def _cancel(self, message: m.Cancel) -> None:
         self.expect(None)
@@ -412,25 +495,8 @@ class Control:
         return found.seat
 
     def _say(self, message: m.FromWorker) -> None:
-        log.info("says %s", _in_brief(message))
+        log.info("says %s", in_brief(message))
         try:
             self.channel.send(message)
         except ChannelClosed:
             log.info("the agent is gone; not said: %s", type(message).__name__)
-
-
-def _in_brief(message: m.ToWorker | m.FromWorker) -> str:
-    transition = getattr(message, "transition", None)
-    name = type(message).__name__
-    return name if transition is None else f"{name} of transition {transition}"
-
-
-def _kinds_to_build(seat: Seat | None, before: Seat | None, *, everything: bool) -> list[str]:
-    """Which kinds of group a preparation builds.
-
-    After a loss every group gets a new epoch's tag, so that nothing sent in the abandoned step is
-    ever taken for something else; links between stayers are kept all the same.
-    """
-    if seat is None:
-        return []
-    return list(seat.plans) if everything else seat.changed_kinds(before)

@@ -6,14 +6,17 @@ begins from which step (`statemachine.transition`), and how bytes travel (`trans
 Theory of operation. Every so many steps each holder copies its shard at the step boundary; that is
 what the step pays. A thread puts the copy into a folder that lives in memory (tmpfs), so that it
 outlives the process but not the machine, and lends it; the buddy, the holder of the next slot,
-fetches it into a folder of its own. Two copies are kept, since not everybody has the newest at the
-same instant. After the loss of one machine every shard has a copy at a common step: its holder's
-or the buddy's. If a machine and its buddy are lost together, the checkpoint on the disk is left.
+fetches it into a folder of its own, on a thread of its own, the newest first. `COPIES` are kept,
+since not everybody has the newest at the same instant: a fetch may take two periods before the
+shards have no step in common any more. After the loss of one machine every shard has a copy at a
+common step: its holder's or the buddy's. If a machine and its buddy are lost together, the
+checkpoint on the disk is left.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 import shutil
 import threading
 import time
@@ -21,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from statemachine.ids import Slot
 from statemachine.layout import Layout
@@ -36,15 +39,16 @@ log = logging.getLogger("worker.copies")
 MEMORY: Final = Path("/dev/shm")  # noqa: S108  (the point is that it is memory)
 """Where copies are kept unless somebody says otherwise."""
 
-COPIES: Final = 2
+COPIES: Final = 3
 NUMBER_BASE: Final = 1 << 20
-"""Numbers under which copies are lent: this, and then two for each slot."""
+"""Numbers under which copies are lent: this, and then so many for each slot."""
 
 ASKED_MAX: Final = 32
 """How many members are asked for copies at a launch; who held a slot before may sit in another."""
 
-FETCH_TRIES: Final = 20
-_TRY_S: Final = 0.1
+FETCH_S: Final = 2.0
+"""How long a partner may take to have its copy ready, once it is due."""
+_TRY_S: Final = 0.02
 
 Borrow = Callable[[Sequence[Holder], int, Callable[[ImageHeader], StateImage]], StateImage]
 
@@ -65,8 +69,17 @@ class Copies:
     borrow: Borrow
     copy_ms: list[float] = field(default_factory=list)
     """What each copy cost its step."""
+    write_ms: list[float] = field(default_factory=list)
+    """What it took to put each where it is kept, beside the run."""
     fetch_ms: list[float] = field(default_factory=list)
-    _working: threading.Thread | None = None
+    """What it took to fetch each of a partner's."""
+    _buffer: StateImage | None = None
+    """Memory of the copy before, to take the next one in: fresh memory costs a step twice as much.
+    """
+    _writing: threading.Thread | None = None
+    _fetching: threading.Thread | None = None
+    _due: tuple[Holder, int] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _found: dict[int, tuple[Sequence[Holder], int] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,22 +94,26 @@ class Copies:
         held = {holder.slot for holder in holders}
         if (step + 1) % self.every or set(self.layout.replicas_of(slot)) & held:
             return
-        if self._working is not None and self._working.is_alive():
-            log.info("no copy of step %d: the one before is still on its way", step)
+        if self._writing is not None and self._writing.is_alive():
+            log.warning("no copy of step %d: the one before is still being written", step)
             return
         began_s = time.perf_counter()
-        image = copied(self.state().export(step=step + 1, cut=cut_of(self.layout)))
+        image = copied(self.state().export(step=step + 1, cut=cut_of(self.layout)), self._buffer)
+        self._buffer = image
         self.copy_ms.append((time.perf_counter() - began_s) * 1000)
-        ward = _before(holders, slot)
-        self._working = threading.Thread(
-            target=self._keep, args=(step, slot, image, ward), name="copies", daemon=True
+        self._writing = threading.Thread(
+            target=self._keep, args=(step, slot, image), name="copies", daemon=True
         )
-        self._working.start()
+        self._writing.start()
+        ward = _before(holders, slot)
+        if ward is not None:
+            self._fetch_soon(ward, step)
 
     def finish(self) -> None:
         """Wait for what is under way."""
-        if self._working is not None:
-            self._working.join(FETCH_TRIES * _TRY_S)
+        for thread in (self._writing, self._fetching):
+            if thread is not None:
+                thread.join(2 * FETCH_S)
 
     def forget(self) -> None:
         """The job is over: give the memory back."""
@@ -111,16 +128,38 @@ class Copies:
             return read(self._path(Slot(slot), turn))
         return None
 
-    def _keep(self, step: int, slot: Slot, image: StateImage, ward: Holder | None) -> None:
+    def _keep(self, step: int, slot: Slot, image: StateImage) -> None:
         began_s = time.perf_counter()
         try:
             self._put(slot, step, image)
-            if ward is not None:
-                self._put(ward.slot, step, self._copy_of(ward, step))
-        except (OSError, TransferError) as error:
+        except OSError as error:
             log.warning("no copy of step %d: %s", step, error)
             return
-        self.fetch_ms.append((time.perf_counter() - began_s) * 1000)
+        self.write_ms.append((time.perf_counter() - began_s) * 1000)
+
+    def _fetch_soon(self, ward: Holder, step: int) -> None:
+        """Let a partner's copy be fetched; what comes due meanwhile is fetched next, the newest."""
+        with self._lock:
+            self._due = ward, step
+            if self._fetching is None or not self._fetching.is_alive():
+                self._fetching = threading.Thread(target=self._fetch_due, name="buddy", daemon=True)
+                self._fetching.start()
+
+    def _fetch_due(self) -> None:
+        while True:
+            with self._lock:
+                due, self._due = self._due, None
+                if due is None:
+                    self._fetching = None
+                    return
+            ward, step = due
+            began_s = time.perf_counter()
+            try:
+                self._put(ward.slot, step, self._copy_of(ward, step))
+            except (OSError, TransferError) as error:
+                log.warning("no copy of step %d of slot %d: %s", step, ward.slot, error)
+                continue
+            self.fetch_ms.append((time.perf_counter() - began_s) * 1000)
 
     def _put(self, slot: Slot, step: int, image: StateImage) -> None:
         write(image, self._path(slot, self._turn(step)))
@@ -134,7 +173,8 @@ class Copies:
                 raise ImageRefused(f"has the copy of step {step_of(header)}")
             return StateImage.allocate(header)
 
-        for _ in range(FETCH_TRIES - 1):
+        ends_at_s = time.monotonic() + FETCH_S
+        while time.monotonic() < ends_at_s:
             with suppress(TransferError):
                 return self.borrow([ward], number, into)
             time.sleep(_TRY_S)
@@ -156,9 +196,9 @@ class Copies:
         self._found = {}
         for turn in range(COPIES):
             with suppress(OSError, ImageRefused):
-                image = read(self._path(slot, turn))
-                if image.meta["stamp"].get("cut") == cut_of(self.layout):
-                    self._found[step_of(image.header)] = None
+                header = header_of(self._path(slot, turn))
+                if header.meta["stamp"].get("cut") == cut_of(self.layout):
+                    self._found[step_of(header)] = None
         self._ask(slot)  # what is here may be of long ago
         return max(self._found, default=-1)
 
@@ -190,6 +230,17 @@ class Copies:
     def has(self, step: int) -> bool:
         """Whether `newest` found a copy of this step."""
         return step in self._found
+
+    def steps(self) -> set[int]:
+        """The steps of which `newest` found copies."""
+        return set(self._found)
+
+    def forget_after(self, step: int) -> None:
+        """The run went back to a step: copies of later ones, here, are of a past that is undone."""
+        for path in self.folder.glob("slot-*.safetensors"):
+            with suppress(OSError, ImageRefused):
+                if step_of(header_of(path)) > step:
+                    path.unlink()
 
     def source(self, step: int) -> str:
         """Where the copy of a step is, in words."""
@@ -235,8 +286,12 @@ def step_of(header: ImageHeader) -> int:
     return int(header.meta["stamp"]["step"]) - 1
 
 
-def copied(image: StateImage) -> StateImage:
-    """An image in memory of its own."""
+def copied(image: StateImage, into: StateImage | None = None) -> StateImage:
+    """An image in memory of its own, or in that of one that nobody needs any more, if it fits."""
+    if into is not None and into.header.specs == image.header.specs:
+        for target, view in zip(into.tensors, image.tensors, strict=True):
+            target.memory[:] = view.memory
+        return StateImage(into.tensors, image.meta)
     views = tuple(
         TensorView(view.spec, memoryview(bytearray(view.memory))) for view in image.tensors
     )
@@ -256,17 +311,31 @@ def write(image: StateImage, path: Path) -> None:
 
 
 def read(path: Path) -> StateImage:
-    """Read such a file.
+    """Such a file, mapped: nothing of it is copied before somebody asks for bytes.
 
     Raises:
         OSError: there is none.
         ImageRefused: it is not whole.
     """
     with path.open("rb") as file:
-        length = file.read(8)
-        header = ImageHeader.decoded(length + file.read(int.from_bytes(length, "little")))
-        image = StateImage.allocate(header)
-        for view in image.tensors:
-            if file.readinto(view.memory) != view.memory.nbytes:
-                raise ImageRefused(f"{path} is cut short")
-    return image
+        header = _header_in(file)
+        at = file.tell()
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if whole.nbytes != at + header.nbytes:
+        raise ImageRefused(f"{path} is cut short")
+    views = []
+    for spec in header.specs:
+        views.append(TensorView(spec, whole[at : at + spec.nbytes]))
+        at += spec.nbytes
+    return StateImage(tuple(views), header.meta)
+
+
+def header_of(path: Path) -> ImageHeader:
+    """What such a file holds, without its bytes; raises as `read` does."""
+    with path.open("rb") as file:
+        return _header_in(file)
+
+
+def _header_in(file: BinaryIO) -> ImageHeader:
+    length = file.read(8)
+    return ImageHeader.decoded(length + file.read(int.from_bytes(length, "little")))

@@ -110,6 +110,8 @@ class Handover:
         self._me = Party(node, incarnation)
         self._server = TransferServer(secret=secret, job=job, me=self._me, host=host)
         self._offers: list[Offer] = []
+        self._offered = TransitionId(0)
+        self._giving = threading.RLock()
         self._lenders: list[Callable[[int], StateImage | None]] = []
         self._expecting = threading.Lock()
         self._expected: _Expected | None = None
@@ -124,14 +126,27 @@ class Handover:
         """Where state may be fetched."""
         return self._server.address[1]
 
-    def offer(self, transition: TransitionId, joiners: Sequence[Holder], image: StateImage) -> None:
-        """Hold the state out to each joiner; it must not change before `withdraw`."""
-        self.withdraw()
-        for joiner in joiners:
-            party = Party(joiner.node, joiner.incarnation)
-            self._offers.append(self._server.offer(transition, party, image))
-        if joiners:
-            reach("transfer.offered")
+    def offer(
+        self,
+        transition: TransitionId,
+        joiners: Sequence[Holder],
+        image: Callable[[], StateImage],
+    ) -> None:
+        """Hold the state out to each joiner, unless that was done; `image` must not change before
+        `withdraw`.
+        """
+        with self._giving:
+            if self._offered == transition:
+                return
+            self.withdraw()
+            if not joiners:
+                return
+            made = image()
+            for joiner in joiners:
+                party = Party(joiner.node, joiner.incarnation)
+                self._offers.append(self._server.offer(transition, party, made))
+            self._offered = transition
+        reach("transfer.offered")
 
     def finish_serving(self, interrupt: threading.Event | None = None) -> bool:
         """Wait until every joiner has what it was offered; False if `interrupt` came first."""
@@ -144,11 +159,14 @@ class Handover:
         self.withdraw()
         return True
 
-    def withdraw(self) -> None:
-        """Take back what is still on offer: another transition is in force."""
-        for offer in self._offers:
-            offer.close()
-        self._offers.clear()
+    def withdraw(self, *, but: TransitionId | None = None) -> None:
+        """Take back what is on offer, `but` what one transition asks for: another is in force."""
+        with self._giving:
+            if but is not None and self._offered == but:
+                return
+            for offer in self._offers:
+                offer.close()
+            self._offers.clear()
 
     def expect(self, layout: Layout, message: m.Prepare | None) -> None:
         """Ask those who may give the state in a transition, before it is known who will.

@@ -26,15 +26,19 @@ from statemachine import messages as m
 from statemachine.errors import EventCorrupt
 from statemachine.events import Motive, Report
 from statemachine.ids import TransitionId
+from statemachine.topology import WarmupCaps
+from worker import phases
 from worker.channel import Channel, WorkerChannel
-from worker.control import Become, Control, Order
+from worker.control import Control
 from worker.faultpoints import STEP_BEGIN, listen, reach
 from worker.faults import SlowCompute
+from worker.groups.keeping import Keeping
 from worker.groups.links import LinkEndpoint
-from worker.groups.managed import ManagedGroup
 from worker.groups.port import GroupPlan
 from worker.handover import Handover
 from worker.membership import make_groups, peers_of, switch_groups
+from worker.orders import Become, Order
+from worker.place import Place
 from worker.progress import Progress
 from worker.pulse import Pulse
 from worker.rehearsing import Rehearsing
@@ -44,7 +48,7 @@ from worker.seat import Seat, layout_of
 from worker.startup import Startup
 from worker.state import TrainingState, seed_step
 from worker.step import Step
-from worker.telling import ready
+from worker.telling import applied, ready
 from worker.vigil import Answering, Vigil
 from worker.warmup.stamp import stamp_of
 
@@ -76,7 +80,7 @@ def join(channel: Channel | None = None) -> "Run":
     return Run(channel, first)
 
 
-class Run:
+class Run(Place):
     """This process's part in a job. Made by `join`."""
 
     def __init__(self, channel: Channel, hello: m.Hello) -> None:
@@ -103,10 +107,14 @@ class Run:
         limit_s = hello.patience.hang_deadline_s
         ours = self.layout, self._local_rank
         self._groups = make_groups(*ours, endpoint, self._peer_reset, limit_s)
+        self._keeping = Keeping(self._mend)
+        for group in self._groups.values():
+            group.keeping = self._keeping
         self._handover = Handover(self._secret, self.job, self.node, self.incarnation, host)
         self._control = Control(channel, self.job, *ours, self._groups, lambda: self._seat)
         self._control.needs_parts = self._roles.needs
         self._control.expect = partial(self._handover.expect, self.layout)
+        self._control.give = self._give_early
         self._rehearsing = Rehearsing(
             hello.declared,
             f"{self.node}.{self.incarnation}",
@@ -115,11 +123,13 @@ class Run:
             self._groups,
             channel,
             self._handover,
+            WarmupCaps(deadline_s=hello.patience.warmup_deadline_s),
         )
         window_s = float(os.environ.get(WINDOW_VARIABLE, "30"))
         self._pulse = Pulse(
             self.node, self.incarnation, self.job, window_s, list(self._groups.values())
         )
+        phases.tell(partial(self._window, anyhow=True))
         self._answering = Answering(self._secret, self.job, endpoint.address)
         self._vigil = Vigil(
             self._secret, self.job, hello.patience, self._watched_plans, self._control.peer_silent
@@ -131,36 +141,6 @@ class Run:
         self._saves = NOTHING_SAVED
 
     # --- what the user asks -------------------------------------------------------------------
-
-    def group(self, kind: str) -> ManagedGroup:
-        """The process group of this rank along an axis (or of a named group), such as ``dp``.
-
-        What is inside it changes at step boundaries; the object stays.
-
-        Raises:
-            KeyError: the layout has no such group with more than one rank.
-        """
-        if kind not in self._groups:
-            known = ", ".join(self._groups) or "none"
-            raise KeyError(f"no group {kind!r} in this job's layout; its groups: {known}")
-        return self._groups[kind]
-
-    def coordinate(self, axis: str) -> int:
-        """This rank's index along an axis; in a rehearsal, that of the rehearsed slot."""
-        slot = self._seat.slot if self._seat is not None else self._roles.slot
-        rank = self.layout.ranks_of(slot)[self._local_rank]
-        return self.layout.coordinates(rank)[axis]
-
-    def size(self, axis: str) -> int:
-        """Number of ranks along an axis in the layout: in as many parts is a batch cut, always."""
-        return dict(self.layout.axes)[axis]
-
-    def present(self, axis: str) -> int:
-        """Number of ranks along an axis that take part now: fewer while replicas are absent.
-
-        What a sum over `group(axis)` is to be divided by for a mean. It changes between steps only.
-        """
-        return int(self._groups[axis].size()) if axis in self._groups else self.size(axis)
 
     def register(
         self, *, model: Any = None, optimizer: Any = None, data: Any = None, **extra: Any
@@ -179,10 +159,11 @@ class Run:
         Where the job is launched and `newest()` is known of every shard, it begins behind that
         step: one replica of each calls `load(step)`, which puts that state into what is registered,
         and gives it to the others. `newest` returns the last step whose update is in the newest
-        whole checkpoint, or -1; it is called on another thread, at each launch.
+        whole checkpoint, or -1; it is called on another thread, at each launch. Both are called in
+        the middle of a run, too, where a shard is lost that nobody else holds.
         """
         self._saves = Saves(newest, load)
-        self._control.saved = self._saves.newest_or_none
+        self._control.saves = self._saves.known
 
     def checkpoint(self, folder: str | Path, **how: Unpack[Plan]) -> None:
         """Write each shard's state to a folder of the job every so many steps, beside the run, and
@@ -239,10 +220,10 @@ class Run:
             yield from self._startup.each("prime", self._rehearsing.prime(self._rehearsed_step))
             self._say_ready()
             while not self._stopped:
-                if self._seat is not None and self._next <= self._last:
-                    yield from self._train()
-                    continue
-                if self._seat is not None:
+                if self._seat is not None and not self._control.is_called_off():
+                    if self._next <= self._last:
+                        yield from self._train()
+                        continue
                     self._finish()
                 order, seat = self._wait()
                 if isinstance(order, m.Rehearse):
@@ -277,6 +258,8 @@ class Run:
         seed_step(self.seed, step.index, self._seat.rank)
         self._rehearsing.step_begins(slot)
         self._state.snapshot_volatile()
+        self._control.step_begins(Report(has_state=True, applied=step.index - 1))
+        self._keeping.step_begins()
         self._pulse.begin_step()
         self._vigil.step_began()
         reach(STEP_BEGIN)
@@ -304,25 +287,26 @@ class Run:
         assert self._seat is not None
         told = step.order is None
         self._progress.committed(step.index, self._seat, step_ms, self._pulse.loss, told=told)
-        if self._pulse.due():
-            self._channel.send(m.Window(vitals=self._vitals()))
+        self._window()
         self._saves.after_step(step.index, self._seat)
         reach("step.committed")
 
-    def _vitals(self) -> Any:
-        assert self._seat is not None
+    def _window(self, *, anyhow: bool = False) -> None:
         seat = self._seat
-        role = self.layout.role_of(seat.slot)
-        return self._pulse.close(seat.slot, role, seat.epoch)
+        if seat is not None and (anyhow or self._pulse.due()):
+            role = self.layout.role_of(seat.slot)
+            self._channel.send(m.Window(vitals=self._pulse.close(seat.slot, role, seat.epoch)))
 
     # --- the vote -----------------------------------------------------------------------------
 
     def _vote(self, step: Step, ok: bool) -> bool:
         if step.rehearsal:
             return ok
+        self._keeping.spend()
         self._slow.burn(self._pulse.work_so_far_s())
         reach("vote.before")
-        sound = not any(group.broken for group in self._groups.values())
+        sound = self._control.may_vote()
+        sound = sound and not any(group.broken for group in self._groups.values())
         stop = self._control.stop_requested
         values = [int(sound), int(ok), self._control.committed(), int(stop)]
         for group in self._groups.values():
@@ -341,13 +325,35 @@ class Run:
     def _parked_vote(self, step: Step, *, holds_gradients: bool) -> bool:
         pending = step.index if holds_gradients else -1
         report = Report(has_state=True, applied=step.index - 1, pending=pending)
-        causes = [f"{kind}: {group.cause}" for kind, group in self._groups.items() if group.broken]
-        order, seat = self._control.park(report, holds_slot=True, broken="; ".join(causes))
+        order, seat = self._control.park(report, holds_slot=True, broken=self._why_broken())
         step.order = (order, seat)
         if isinstance(order, m.Commit) and order.apply and order.resume_step == step.index + 1:
             self._handover.withdraw()
             return True
         return False
+
+    def _why_broken(self) -> str:
+        groups = self._groups.items()
+        return "; ".join(f"{kind}: {group.cause}" for kind, group in groups if group.broken)
+
+    def _mend(self) -> bool:
+        """In the first collective of a step, whose group broke: have the step go on if it can."""
+        found = self._control.wait_in_step(self._why_broken(), self._goes_on)
+        if found is None:
+            return False
+        self._take_seat(*found, self._export_before_step)
+        self._pulse.begin_step()
+        self._vigil.step_began()
+        log.info("step %d goes on in epoch %d", self._next, found[0].epoch)
+        return True
+
+    def _goes_on(self, order: m.Commit, seat: Seat) -> bool:
+        """Whether a step that is under way is the one to be done in this seat, as it is."""
+        before = self._seat
+        if before is None or (seat.slot, seat.shape) != (before.slot, before.shape):
+            return False
+        same_state = not (order.leave or order.apply or order.loads or order.receive)
+        return same_state and order.resume_step == self._next
 
     # --- between steps ------------------------------------------------------------------------
 
@@ -378,30 +384,32 @@ class Run:
     def _give(self, order: m.Commit) -> bool:
         """Hand the state over; False if a loss came between: perhaps nobody else holds it then."""
         began_s = time.perf_counter()
-        self._handover.offer(order.transition, order.send, self._export())
+        self._handover.offer(order.transition, order.send, self._export)
         if not self._handover.finish_serving(self._control.interrupt):
             return False
-        self._channel.send(
-            m.Applied(
-                transition=order.transition,
-                epoch=order.epoch,
-                step=self._next,
-                phases_ms={"transfer": (time.perf_counter() - began_s) * 1000},
-            )
-        )
+        took_ms = (time.perf_counter() - began_s) * 1000
+        self._channel.send(applied(order, self._next, {"transfer": took_ms}))
         return True
 
     def _export(self) -> Any:
         return self._state.export(step=self._next, job=self.job)
 
-    def _take_seat(self, order: m.Commit, seat: Seat) -> None:
-        self._handover.withdraw()
+    def _give_early(self, order: m.Commit) -> None:
+        """On the listening thread, while the training thread is in a step."""
+        self._handover.offer(order.transition, order.send, self._export_before_step)
+
+    def _export_before_step(self) -> Any:
+        return self._state.export_before_step(step=self._next, job=self.job)
+
+    def _take_seat(
+        self, order: m.Commit, seat: Seat, export: Callable[[], Any] | None = None
+    ) -> None:
+        self._handover.withdraw(but=order.transition)
         self._last = self._total - 1  # who stopped at a vote that others missed votes again
         phases = {"quiesce": self._control.quiesce_ms(order.transition)}
-        if order.motive is Motive.LAUNCH and order.resume_step > 0 and order.receive is None:
+        if order.loads:
             phases["load"] = self._load(order.resume_step)
-        if order.send:
-            self._handover.offer(order.transition, order.send, self._export())
+        self._handover.offer(order.transition, order.send, export or self._export)
         received = 0
         if order.receive is not None:
             self._has_state = False
@@ -423,16 +431,8 @@ class Run:
             phases["parts"] = self._taken.took_ms
             self._taken = Taken()
         self._pulse.drop()
-        self._channel.send(
-            m.Applied(
-                transition=order.transition,
-                epoch=order.epoch,
-                step=self._next,
-                peers=peers_of(seat),
-                phases_ms=phases,
-                bytes_received=received,
-            )
-        )
+        done = applied(order, self._next, phases, peers=peers_of(seat), bytes_received=received)
+        self._channel.send(done)
         reach("switch.after")
 
     def _load(self, next_step: int) -> float:
@@ -455,8 +455,7 @@ class Run:
             return
         self._finished = True
         self._vigil.rest()
-        if self._pulse.due():
-            self._channel.send(m.Window(vitals=self._vitals()))
+        self._window()
         self._channel.send(
             m.Finished(
                 step=self._next - 1,

@@ -1,7 +1,7 @@
-"""How a run goes on from a checkpoint: what the script, or a store, says about those there are.
+"""How a run goes on from what was saved: what the script, or a store, says about what there is.
 
-What belongs here: two questions about checkpoints, and what a question costs that cannot be
-answered. Writing checkpoints, and what is in them, does not.
+What belongs here: the questions about saves, and what a question costs that cannot be answered.
+Writing them, and what is in them, does not.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from statemachine import messages as m
 from worker.control import Control
 from worker.copies import MEMORY, Copies
 from worker.handover import Handover
+from worker.orders import NOTHING_KNOWN, Known
 from worker.roles import Roles
 from worker.seat import Seat
 
@@ -37,16 +38,22 @@ class Saves:
     finish: Callable[..., None] = lambda *, over: None  # noqa: ARG005  (its shape)
     """Called when the process leaves its loop, and whether the job is over."""
 
-    def newest_or_none(self) -> int:
-        """`newest`; where it raises, there is none, and the log says why.
+    steps: Callable[[], tuple[int, ...]] = tuple
+    """All such steps, where more than the newest is known; asked after `newest`."""
+    where: Callable[[int], str] = lambda _: ""
+    """Where a step would be loaded from, in words."""
 
-        A launch waits for the answer: what cannot be read now is as good as absent.
+    def known(self) -> Known:
+        """What there is; where asking raises, there is nothing, and the log says why.
+
+        A parked job waits for the answer: what cannot be read now is as good as absent.
         """
         try:
-            return self.newest()
+            newest = self.newest()
+            return Known(newest, self.where(newest), self.steps())
         except Exception:  # the script's own code: whatever it raises
             log.exception("no checkpoint can be found")
-            return -1
+            return NOTHING_KNOWN
 
 
 NOTHING_SAVED = Saves(newest=lambda: -1, load=lambda _: None)
@@ -100,8 +107,9 @@ def saves_in(
     )
     copies = _copies(control, handover, roles, how)
     both = _Both(kept, copies)
-    control.saved, control.saved_in = both.newest_or_none, both.source
-    return Saves(both.newest, both.load, both.after_step, both.finish)
+    saves = Saves(both.newest, both.load, both.after_step, both.finish, both.steps, both.source)
+    control.saves = saves.known
+    return saves
 
 
 def _copies(control: Control, handover: Handover, roles: Roles, how: Plan) -> Copies | None:
@@ -133,9 +141,10 @@ class _Both:
         in_memory = self.copies.newest() if self.copies is not None else -1
         return max(in_memory, self.kept.newest())
 
-    def newest_or_none(self) -> int:
-        """The same, and -1 where that cannot be said."""
-        return Saves(self.newest, self.load).newest_or_none()
+    def steps(self) -> tuple[int, ...]:
+        """All steps of which there is either, by what `newest` found."""
+        in_memory = self.copies.steps() if self.copies is not None else set()
+        return tuple(sorted({*in_memory, *self.kept.whole()}))
 
     def source(self, step: int) -> str:
         """Where a step would be loaded from, in words."""
@@ -154,9 +163,12 @@ class _Both:
                 log.warning("from the disk instead: %s", error)
             else:
                 log.info("step %d is back from %s", step, self.copies.source(step))
+                self.copies.forget_after(step)
                 return
         self.kept.load(step)
         log.info("step %d is back from the disk", step)
+        if self.copies is not None:
+            self.copies.forget_after(step)
 
     def after_step(self, step: int, seat: Seat) -> None:
         """A step was committed."""

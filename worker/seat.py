@@ -48,6 +48,11 @@ class Seat:
     names: dict[str, str]
     """Full names of the groups, such as ``dp[3]``, by kind."""
 
+    @property
+    def shape(self) -> dict[str, tuple[int, int]]:
+        """By kind of group: this rank's index in it, and how many take part."""
+        return {kind: (plan.me, plan.size) for kind, plan in self.plans.items()}
+
     def changed_kinds(self, before: "Seat | None") -> list[str]:
         """Kinds whose members differ from those of `before`, in the layout's order."""
         if before is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from statemachine.ids import TransitionId
-from worker.control import Order
+from worker.orders import Order
 from worker.seat import Seat
 
 

@@ -31,6 +31,7 @@ from typing import IO, Final, Self
 import msgspec
 import psutil
 
+from controlplane.eventlog.promptness import starting
 from worker.channel import FD_VARIABLE, AgentChannel, open_pair
 from worker.tripwire import Tripwire
 
@@ -127,14 +128,15 @@ class Child:
         mark = f"{os.getpid()}.{next(_serial)}"
         env = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {}), MARK_VARIABLE: mark}
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(niceness)]
-        popen = subprocess.Popen(
-            [*launcher, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env=env,
-            pass_fds=pass_fds,
-        )
+        with starting(prompt=False):
+            popen = subprocess.Popen(
+                [*launcher, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=env,
+                pass_fds=pass_fds,
+            )
         return cls(popen, mark)
 
     def _on_end(self) -> None:

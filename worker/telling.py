@@ -28,3 +28,22 @@ def ready(
         records=records,
         phases_ms=phases_ms,
     )
+
+
+def applied(
+    order: m.Commit,
+    step: int,
+    phases_ms: dict[str, float],
+    *,
+    peers: tuple[str, ...] = (),
+    bytes_received: int = 0,
+) -> m.Applied:
+    """What an order asked for is done; `step` comes next."""
+    return m.Applied(
+        transition=order.transition,
+        epoch=order.epoch,
+        step=step,
+        peers=peers,
+        phases_ms=phases_ms,
+        bytes_received=bytes_received,
+    )

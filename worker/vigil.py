@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from controlplane.eventlog.promptness import be_prompt
 from statemachine.topology import Patience
 from worker.groups.port import GroupPlan, Member
 
@@ -59,6 +60,7 @@ class Answering:
         threading.Thread(target=self._answer, name="vigil-answer", daemon=True).start()
 
     def _answer(self) -> None:
+        be_prompt()
         while True:
             try:
                 asked, who = self._sock.recvfrom(256)

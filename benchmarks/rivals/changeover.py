@@ -87,7 +87,7 @@ class Ours:
             killed_at_s = await anyio.to_thread.run_sync(kill, victim, chance)
 
         def full() -> float | None:
-            return full_world_at_s(self.course.notes(), killed_at_s, victim, self.ranks)
+            return full_world_at_s(self.course, killed_at_s, victim, self.ranks)
 
         try:
             full_at_s = await anyio.to_thread.run_sync(

@@ -42,7 +42,7 @@ def _await_full(
 ) -> Row:
     full_at_s = course.until(
         "a full world has committed a step",
-        lambda: full_world_at_s(course.notes(), killed_at_s, victim, ranks),
+        lambda: full_world_at_s(course, killed_at_s, victim, ranks),
         within_s,
     )
     return _row(course.notes(), killed_at_s, full_at_s)

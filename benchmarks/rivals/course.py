@@ -22,7 +22,8 @@ import psutil
 from controlplane.localfleet.children import tethered
 
 BENCHMARKS = Path(__file__).parents[1]
-LOOK_S = 0.01
+LOOK_S = 0.02
+"""Pause between two looks: what is timed is in the notes, and looking costs of the same cores."""
 
 Note = dict[str, Any]
 
@@ -74,8 +75,19 @@ class Course:
         self._started.append(started)
         return started
 
-    def notes(self, what: str = "step") -> list[Note]:
-        """Everything noted so far, in the order of time."""
+    def notes(self, what: str = "step", since_s: float = 0.0) -> list[Note]:
+        """Everything noted since a time, in the order of time."""
+        found = []
+        for lines in self._lines():
+            for one in reversed(lines):  # each file is in the order of time
+                if one["at_s"] < since_s:
+                    break
+                if one["what"] == what:
+                    found.append(one)
+        return sorted(found, key=lambda one: one["at_s"])
+
+    def _lines(self) -> list[list[Note]]:
+        """What each process noted so far; reads what is new."""
         for path in self.notes_folder.glob("*.jsonl"):
             at, lines = self._read.get(path, (0, []))
             with path.open("rb") as file:
@@ -85,8 +97,11 @@ class Course:
                         lines.append(json.loads(raw))
                         at += len(raw)
             self._read[path] = at, lines
-        found = itertools.chain.from_iterable(lines for _, lines in self._read.values())
-        return sorted((one for one in found if one["what"] == what), key=lambda one: one["at_s"])
+        return [lines for _, lines in self._read.values()]
+
+    def pids_before(self, at_s: float) -> set[int]:
+        """Processes that had noted something by then."""
+        return {lines[0]["pid"] for lines in self._lines() if lines and lines[0]["at_s"] <= at_s}
 
     def until(self, what: str, holds: Callable[[], Any], within_s: float) -> Any:
         """Look until something holds, and return it.
@@ -116,14 +131,13 @@ class Course:
         self.until("every member is in its stride", strides, 120.0)
 
     def _counted(self) -> dict[int, int]:
-        counted: dict[int, int] = {}
-        for one in self.notes():
-            counted[one["pid"]] = counted.get(one["pid"], 0) + 1
-        return counted
+        return {lines[0]["pid"]: len(lines) for lines in self._lines() if lines}
 
     def latest(self, place: int) -> int:
         """The process that noted a step at a place last."""
-        return int([one for one in self.notes() if one["place"] == place][-1]["pid"])
+        newest = [lines[-1] for lines in self._lines() if lines]
+        held = [one for one in newest if one["place"] == place and one["what"] == "step"]
+        return int(max(held, key=lambda one: one["at_s"])["pid"])
 
 
 def kill(pid: int, chance: random.Random) -> float:
@@ -134,13 +148,11 @@ def kill(pid: int, chance: random.Random) -> float:
     return killed_at_s
 
 
-def full_world_at_s(
-    notes: Sequence[Note], killed_at_s: float, victim: int, ranks: int
-) -> float | None:
+def full_world_at_s(course: Course, killed_at_s: float, victim: int, ranks: int) -> float | None:
     """When the first step was committed by a full world again, with a newcomer in it."""
-    known = {one["pid"] for one in notes if one["at_s"] <= killed_at_s}
+    known = course.pids_before(killed_at_s)
     steps: dict[int, dict[int, float]] = {}
-    for one in notes:
+    for one in course.notes(since_s=killed_at_s):
         if one["at_s"] > killed_at_s and one["pid"] != victim:
             steps.setdefault(one["step"], {}).setdefault(one["pid"], one["at_s"])
     full = [by for by in steps.values() if len(by) >= ranks and set(by) - known]

@@ -32,6 +32,7 @@ def controller(settings: Settings, *, no_wait: bool) -> None:
     Run two or more on different machines: one leads, the others stand by and take over within
     seconds. Stops on SIGTERM and Ctrl-C, and gives the leadership back.
     """
+    from controlplane.eventlog.promptness import be_prompt
     from controlplane.server import run_controller
 
     journal.begin(settings.log_level, settings.log_form)
@@ -39,4 +40,5 @@ def controller(settings: Settings, *, no_wait: bool) -> None:
     async def run() -> None:
         await run_controller(settings, wait=not no_wait)
 
+    be_prompt()
     anyio.run(run)

@@ -19,6 +19,7 @@ from torch import Tensor
 from worker.groups.backend import DirectTicket, GroupBackend
 from worker.groups.costs import Costs
 from worker.groups.forms import op_of, rows, split_first_axis
+from worker.groups.keeping import Keeping
 from worker.groups.port import Cause, GroupPlan
 from worker.groups.work import CompletedWork, PostedWork
 
@@ -65,6 +66,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         self._torch_name = name
         self.sandbox = sandbox
         self.recorder: Listener | None = None
+        self.keeping: Keeping | None = None
         self._backend = backend
         self._rank = rank or 0
         self._costs = Costs()
@@ -134,18 +136,42 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
         outputs: Sequence[Tensor],
         attached: Callable[[], object],
         alone: Callable[[], object],
+        *,
+        changes: Sequence[Tensor] = (),
     ) -> CompletedWork:
-        """Run a collective in whatever state the group is in; outputs are always usable."""
+        """Run a collective in whatever state the group is in; outputs are always usable.
+
+        `changes` are inputs that are changed in place, and stay as they were if it fails and the
+        step is kept.
+        """
         with torch.no_grad():
             if not self.attached:
                 sandbox = self.sandbox
                 if sandbox is None or not sandbox.supply(self.label, operation, outputs):
                     alone()
-            elif self.broken or attached() is False:
+            elif not self._carried_out(attached, changes):
                 alone()
             elif self.recorder is not None:
                 self.recorder.took(self.label, operation, outputs)
         return CompletedWork(outputs)
+
+    def _carried_out(self, attached: Callable[[], object], changes: Sequence[Tensor]) -> bool:
+        """Run a collective; in a step that can be kept, in a new group if this one breaks."""
+        keeping = self.keeping
+        if keeping is None or not keeping.fresh:
+            return not self.broken and attached() is not False
+        while True:
+            kept = keeping.copy_of(changes)
+            if not self.broken and attached() is not False:
+                keeping.spend()
+                return True
+            if kept is None:
+                keeping.spend()
+                return False
+            for one, before in zip(changes, kept, strict=True):
+                one.copy_(before)
+            if not keeping.mend():
+                return False
 
     # --- reductions -------------------------------------------------------------------------------
 
@@ -158,6 +184,7 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
             tensors,
             lambda: all(backend.all_reduce(one, op) for one in tensors),
             lambda: None,
+            changes=tensors,
         )
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> CompletedWork:
@@ -325,6 +352,8 @@ class CollectiveFacade(_ProcessGroup):  # type: ignore[misc]
     ) -> CompletedWork:
         if not self.attached or self.broken:
             return self._run(operation, tensors, lambda: None, lambda: None)
+        if self.keeping is not None:
+            self.keeping.spend()
         recorder = self.recorder
         then: Callable[[], None] | None = None
         if recorder is not None and operation == "recv":

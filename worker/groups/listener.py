@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from controlplane.eventlog.promptness import be_prompt
 from worker.groups import hello
 from worker.groups.hello import Claim, Verdict
 from worker.groups.wakeup import WakeUp
@@ -110,6 +111,7 @@ class LinkListener:
     # --- the listener's thread --------------------------------------------------------------------
 
     def _run(self) -> None:
+        be_prompt()
         while not self._stopping:
             for key, _ in self._selector.select(1.0 if self._pending else None):
                 if key.fileobj in self._socks:

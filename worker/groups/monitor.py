@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from controlplane.eventlog.promptness import be_prompt
 from worker.groups import frames
 from worker.groups.frames import HEADER_BYTES, Kind
 from worker.groups.wakeup import WakeUp
@@ -93,6 +94,7 @@ class LinkMonitor:
     # --- the monitor's thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
+        be_prompt()
         while not self._done():
             for fd, events in self._poll.poll(self._timeout_ms()):
                 if fd == self._wake.fd:

@@ -62,11 +62,16 @@ class Registry:
 
     def take_apart(self, tensors: dict[str, Tensor]) -> dict[str, Tree]:
         """Optimizers and others as JSON; their tensors are added to `tensors`, live where lived."""
-        names = self._parameter_names()
-        trees: dict[str, Tree] = {}
-        for name, optimizer in self.optimizers.items():
-            trees[name] = _optimizer_apart(name, optimizer, names, tensors)
+        trees = self.optimizers_apart(tensors)
         return trees | self.others_apart(tensors)
+
+    def optimizers_apart(self, tensors: dict[str, Tensor]) -> dict[str, Tree]:
+        """The optimizers alone."""
+        names = self._parameter_names()
+        return {
+            name: _optimizer_apart(name, optimizer, names, tensors)
+            for name, optimizer in self.optimizers.items()
+        }
 
     def others_apart(self, tensors: dict[str, Tensor]) -> dict[str, Tree]:
         """The others alone."""

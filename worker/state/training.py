@@ -78,11 +78,24 @@ class TrainingState:
         for name, buffer in self._registry.buffers().items():
             spec_of(name, buffer)  # refuses holes, which a copy would hide
             tensors[name] = buffer.detach().clone()
-        trees = self._registry.take_apart(tensors)
-        return StateImage(
-            tuple(view_of(name, tensor) for name, tensor in tensors.items()),
-            {"stamp": stamp, "trees": trees, "axes": _unusual_axes(tensors)},
-        )
+        return _image(tensors, self._registry.take_apart(tensors), stamp)
+
+    def export_before_step(self, **stamp: int | str) -> StateImage:
+        """The state as it was at the last `snapshot_volatile`, as `export` would have given it.
+
+        May be called on another thread while the step computes, up to its optimizer.
+
+        Raises StateRefused, or RuntimeError if nothing was remembered.
+        """
+        if self._volatile is None:
+            raise RuntimeError("no snapshot of this state was taken")
+        others, copies, _ = self._volatile
+        tensors = self._registry.model_tensors()
+        for name in self._registry.buffers():
+            tensors[name] = copies[name]
+        trees = self._registry.optimizers_apart(tensors) | others
+        tensors |= {name: copy for name, copy in copies.items() if name not in tensors}
+        return _image(tensors, trees, stamp)
 
     def receiver(self, header: ImageHeader) -> StateImage:
         """Where an image with this header is to be received: the live tensors, wherever they exist.
@@ -259,6 +272,15 @@ class _Saved:
             for name, tensor in rehearsed.items()
             if name not in self.tensors and tensor.device.type == "cpu" and tensor.is_contiguous()
         }
+
+
+def _image(
+    tensors: Mapping[str, Tensor], trees: Mapping[str, Tree], stamp: Mapping[str, int | str]
+) -> StateImage:
+    return StateImage(
+        tuple(view_of(name, tensor) for name, tensor in tensors.items()),
+        {"stamp": dict(stamp), "trees": trees, "axes": _unusual_axes(tensors)},
+    )
 
 
 def _unusual_axes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
+from controlplane.eventlog.promptness import be_prompt
 from worker.transfer import wire
 from worker.transfer.errors import PeerRefused
 from worker.transfer.image import StateImage
@@ -137,6 +138,7 @@ class TransferServer:
     # -- one connection ----------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
+        be_prompt()
         with listener:
             while True:
                 try:

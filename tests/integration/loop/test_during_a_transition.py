@@ -25,6 +25,7 @@ POINTS = {
     "preparing": "prepare.begin",
     "prepared": "prepare.linked",
     "parked": "parked",
+    "waiting in its step": "parked.in_step",
     "offering its state": "transfer.offered",
     "serving its state": "transfer.serving",
     "about to switch": "switch.before",

@@ -139,6 +139,6 @@ async def test_a_rank_that_hangs_is_replaced_at_a_deadline(
 
     assert digest == expected_digest, fleet.story()
     assert fleet.lost() == ["n1"], fleet.story()
-    assert "timed out" in fleet.events(e.GroupBroken)[0].event.cause
+    assert any("timed out" in r.event.cause for r in fleet.events(e.GroupBroken)), fleet.story()
     (exited,) = fleet.events(e.WorkerExited)
     assert "did not leave its collectives" in exited.event.reason, exited

@@ -7,6 +7,7 @@ from typing import Any
 from statemachine import events as e
 from statemachine.ids import NodeId
 from statemachine.lifecycle import NodeState
+from worker.faultpoints import Act
 
 Launch = Callable[..., Awaitable[Any]]
 
@@ -38,6 +39,24 @@ async def test_a_killed_node_is_replaced_and_the_weights_do_not_know(
     assert {n: fleet.nodes[n].process.pid for n in ("n0", "n2")} == {
         n: pids[n] for n in ("n0", "n2")
     }
+
+
+async def test_survivors_keep_what_they_computed(launch: Launch, calm: Callable[..., Any]) -> None:
+    """A rank that dies before the first collective of a step costs its peers none of their work:
+    each goes on with the same step, and the run ends with the same weights and losses.
+    """
+    expected, losses = await calm(3, STEPS)
+    fleet = await _warm_fleet(launch)
+    fleet.arm("n1", ["step.begin"], Act.KILL)
+    await fleet.until("the swap is done", lambda: len(fleet.events(e.TransitionFinished)) == 2)
+    digest = await fleet.digest()
+
+    assert digest == expected, fleet.story()
+    assert fleet.losses() == losses
+    resumed = fleet.events(e.TransitionCommitted)[1].event.resume_step
+    for name in ("n0", "n2"):
+        log = (fleet.folder / f"{name}.1.log").read_text()
+        assert f"step {resumed} goes on in epoch 2" in log, fleet.story()
 
 
 async def test_a_planned_swap_loses_no_step_and_changes_no_weight(

@@ -183,3 +183,29 @@ def test_what_a_rehearsal_allocated_is_used_to_receive() -> None:
 
     assert {each["exp_avg"].data_ptr() for each in optimizer.state.values()} == addresses
     assert state.digest() == source.digest()
+
+
+def test_a_state_is_exported_as_it_was_before_the_step_that_changes_it() -> None:
+    """In the middle of a step the image is that of the boundary before it, buffers and all."""
+    state, model, optimizer, data = made()
+    forward(model, data)
+    optimizer.step()
+    optimizer.zero_grad()
+    state.snapshot_volatile()
+    expected = state.export(step=1)
+    digest, header = expected.digest(), expected.header.encoded()
+    forward(model, data)
+    changed = state.export(step=1)
+    early = state.export_before_step(step=1)
+
+    assert changed.digest() != digest, "a step changes buffers, or this test shows nothing"
+    assert early.digest() == digest
+    assert early.header.encoded() == header
+
+
+def test_nothing_is_exported_early_before_anything_was_remembered() -> None:
+    """A process that has begun no step has nothing to go back to."""
+    state, *_ = made()
+
+    with pytest.raises(RuntimeError, match="no snapshot"):
+        state.export_before_step(step=0)
