@@ -103,7 +103,7 @@ def measure(mib: int, rounds: int, folder: Path) -> dict[str, float]:
         kept.finish()
         copying = beside(
             lambda: copies.after_step(next(steps), [own]),
-            lambda: copies._working is not None and copies._working.is_alive(),
+            lambda: copies._writing is not None and copies._writing.is_alive(),
             rounds,
         )
         copies.finish()
@@ -117,7 +117,7 @@ def measure(mib: int, rounds: int, folder: Path) -> dict[str, float]:
         "copy for the disk ms": statistics.median(one.copy_ms for one in written),
         "written to the disk ms": statistics.median(one.write_ms for one in written),
         "copy for the buddy ms": statistics.median(copies.copy_ms),
-        "kept in memory ms": statistics.median(copies.fetch_ms),
+        "kept in memory ms": statistics.median(copies.write_ms),
         "step alone ms": statistics.median(alone),
         "step while the disk is written ms": statistics.median(saving),
         "step while memory is written ms": statistics.median(copying),

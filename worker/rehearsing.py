@@ -27,6 +27,7 @@ from statemachine import messages as m
 from statemachine.events import JobDeclared
 from statemachine.ids import Role, Slot
 from statemachine.layout import FIRST, LAST, MIDDLE, ONLY
+from statemachine.topology import WarmupCaps
 from worker.channel import Channel, ChannelClosed
 from worker.groups.managed import ManagedGroup
 from worker.handover import Handover
@@ -71,6 +72,8 @@ class Rehearsing:
     groups: Mapping[str, ManagedGroup]
     channel: Channel
     handover: Handover
+    priming: WarmupCaps
+    """What the steps that prime a role's parts may take."""
     stamp: Stamp | None = None
     _recorder: Recorder = field(default_factory=Recorder)
     _recorded: set[Role] = field(default_factory=set)
@@ -102,11 +105,29 @@ class Rehearsing:
         if parts.steps >= PRIMING_STEPS:
             return
         self._stand_in(self.roles.slot)
-        with parts.state.sandboxed():
-            for index in range(parts.steps, PRIMING_STEPS):
-                seed_step(self.declared.seed, index, self.roles.slot)
-                yield make_step(index, self._told)
-                parts.steps += 1
+        give_up = self._failed_to_prime
+        try:
+            with Bounds(self.priming, give_up, stand_back=False), parts.state.sandboxed():
+                for index in range(parts.steps, PRIMING_STEPS):
+                    seed_step(self.declared.seed, index, self.roles.slot)
+                    yield make_step(index, self._told)
+                    parts.steps += 1
+        except GeneratorExit:
+            LastWords(give_up)
+            raise
+
+    def _failed_to_prime(self, reason: str) -> None:
+        """Tell why this process ends before it is ready; its agent starts another."""
+        failed = m.Rehearsed(
+            job=self.declared.job,
+            role=self.roles.now.role,
+            digest=self.digest,
+            first_step_ms=0.0,
+            steady_step_ms=0.0,
+            took_ms=0.0,
+            failure=f"while priming: {reason}",
+        )
+        self._say(failed)
 
     def rehearse(
         self, order: m.Rehearse, make_step: MakeStep, interrupted: Callable[[], bool]

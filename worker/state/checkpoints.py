@@ -206,15 +206,22 @@ class Checkpoints:
 
         What is not whole, or of another cut, is passed over and told in the log.
         """
+        return max(self.whole(), default=-1)
+
+    def whole(self) -> list[int]:
+        """Every step of which there is a whole checkpoint of this shard, ascending; what is not
+        whole, or of another cut, is passed over and told in the log.
+        """
         shards = self._layout.shards_of(self._slot())
-        for step in sorted(self._steps(shards), reverse=True):
+        found = []
+        for step in sorted(self._steps(shards)):
             try:
                 self._manifest(step, shards)
             except CheckpointUnusable as error:
                 log.warning("passed over: %s", error)
                 continue
-            return step
-        return -1
+            found.append(step)
+        return found
 
     def load(self, step: int) -> None:
         """Put the checkpoint of a step into the registered state, in place.

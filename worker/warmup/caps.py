@@ -38,7 +38,8 @@ def resident_bytes() -> int:
 class Bounds:
     """Bounds one rehearsal for as long as its block runs.
 
-    `tell` is called with the reason when a bound is passed; the process ends when it returns.
+    `tell` is called with the reason when a bound is passed; the process ends when it returns. What
+    is bounded stands back behind the run, unless it is what the run waits for.
     """
 
     def __init__(
@@ -46,18 +47,21 @@ class Bounds:
         caps: WarmupCaps,
         tell: Callable[[str], None],
         end: Callable[[int], None] = os._exit,  # nothing of a stuck process can be unwound
+        *,
+        stand_back: bool = True,
     ) -> None:
         self._caps, self._tell, self._end = caps, tell, end
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stood_back = False
+        self._stands_back, self._stood_back = stand_back, False
 
     def __enter__(self) -> Self:
         """Begin to watch, and stand back."""
         if self._caps.deadline_s or self._caps.memory_bytes:
             self._thread = threading.Thread(target=self._watch, name="rehearsal", daemon=True)
             self._thread.start()
-        self._stand_back()
+        if self._stands_back:
+            self._stand_back()
         return self
 
     def __exit__(

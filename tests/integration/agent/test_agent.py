@@ -201,13 +201,17 @@ async def test_a_fenced_node_stops_training_and_exits(bench: Bench) -> None:
 
 
 async def test_with_rejoin_a_fenced_node_comes_back_anew(bench: Bench) -> None:
-    """With --rejoin a lost node returns as the next incarnation with a new training process."""
-    agent, ready = await until_ready(bench, options=("--rejoin",))
+    """With --rejoin a lost node returns as the next incarnation with a new training process, and
+    says how far the one before had come.
+    """
+    agent, ready = await until_ready(bench, "--at-step", options=("--rejoin",))
+    await agent.heard("at step 41")
     await bench.fence(1)
 
     again = await bench.fact(e.WorkerReady, incarnation=2)
 
     assert again.pid != ready.pid
+    assert (ready.reached, again.reached) == (-1, 41), "it knows how far the life before came"
     assert not is_alive(ready.pid)
     assert agent.popen.poll() is None
 

@@ -8,6 +8,7 @@ Run by an agent. Every word heard is printed as one line, so that a test can rea
   --crash-at-start      end with code 7 before anything
   --child               start a child that sleeps, in a session of its own
   --linger              do not end when told to stop
+  --at-step             leave word of having committed step 41
 """
 
 import os
@@ -19,6 +20,7 @@ from statemachine.events import Motive, Report
 from statemachine.ids import Epoch, Role, Slot
 from statemachine.vitals import Vitals, summarise
 from worker.channel import ChannelClosed, WorkerChannel
+from worker.tripwire import note
 
 
 def say(*words: object) -> None:
@@ -98,6 +100,9 @@ def main() -> None:
             )
         )
         channel.send(m.Window(vitals=vitals_of(hello, 0)))
+    if "--at-step" in options:
+        note(41)
+        say("at step", 41)
     try:
         while True:
             word = channel.receive()

@@ -15,6 +15,7 @@ SAMPLED = {
     "test_each_point.py": 3,
     "test_failed_rehearsals.py": 3,
     "test_sources.py": 2,
+    "test_same_run.py": 2,
     "test_sharded.py": 3,
     "test_causes.py": 3,
     "test_frozen.py": 3,

@@ -55,10 +55,12 @@ class Machine(NamedTuple):
 class PlayedNode:
     """One node: a real training process and the participant that speaks for it."""
 
-    def __init__(self, name: str, incarnation: int) -> None:
+    def __init__(self, name: str, incarnation: int, reached: int = -1) -> None:
         self.name = NodeId(name)
         self.incarnation = Incarnation(incarnation)
-        self.me = Participant(node=self.name, incarnation=self.incarnation, job=JOB)
+        self.me = Participant(
+            node=self.name, incarnation=self.incarnation, job=JOB, reached=reached
+        )
         self.process: Any = None
         self.channel: AgentChannel | None = None
         self.faults = Path()
@@ -171,7 +173,8 @@ class CoreFleet:
     async def start(self, name: str, incarnation: int = 1) -> PlayedNode:
         """Start one node's training process, on the machine that is its own if it has one."""
         machine = self.machines.get(name, Machine())
-        node = PlayedNode(name, incarnation)
+        before = self.nodes[name].steps() if name in self.nodes else []
+        node = PlayedNode(name, incarnation, before[-1]["step"] if before else -1)
         channel, theirs = await open_pair()
         node.channel = channel
         node.faults = self.folder / f"{name}.{incarnation}.fault"
@@ -303,9 +306,11 @@ class CoreFleet:
 
     def losses(self) -> dict[tuple[int, int], set[float]]:
         """Losses by (slot, step), from every node's own notes; while it holds a slot, each node's
-        steps are without gaps.
+        steps are without gaps, unless all go back to what was saved.
         """
         slots = self._slots()
+        commits = [r.event for r in self.events(e.TransitionCommitted)]
+        loads = {event.epoch: event.resume_step for event in commits if event.loads}
         found: dict[tuple[int, int], set[float]] = {}
         for name, node in self.nodes.items():
             lines = node.steps()
@@ -313,7 +318,9 @@ class CoreFleet:
                 between = range(before["epoch"], after["epoch"])
                 away = any((epoch, name) not in slots for epoch in between)
                 step = after["step"]
-                assert step > before["step"] if away else step == before["step"] + 1, (
+                back = [loads[epoch + 1] for epoch in between if epoch + 1 in loads]
+                follows = step > before["step"] if away else step == before["step"] + 1
+                assert step == back[-1] if back else follows, (
                     f"{name} lost or repeated a step: {before}, {after}"
                 )
             for line in lines:

@@ -65,3 +65,39 @@ async def test_a_failed_rehearsal_is_told_and_done_again(launch: Launch, fault: 
             "signal.pause" in (fleet.folder / "n3.1.log").read_text()
             or "in meet" in (fleet.folder / "n3.1.log").read_text()
         ), "where it hung is in its log"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("hang", "hangs: no end within 5.0 s; its stack is in the log"), ("raise", REASONS["raise"])],
+)
+async def test_a_process_that_cannot_be_primed_is_told_and_replaced(
+    launch: Launch, fault: str, reason: str
+) -> None:
+    """A machine whose first steps hang or raise says so and ends; the run goes on, and its next
+    process takes part.
+    """
+    fleet = await launch(
+        nodes=3, standbys=0, steps=STEPS, axes=AXES, extra=SLOW, script=SCRIPT, knobs=QUICK
+    )
+    await fleet.until("it runs", lambda: len(fleet.nodes["n0"].steps()) > 1, 60.0)
+    path = fleet.folder / "n3.priming-fault"
+    path.write_text(fault)
+    node = await fleet.start("n3")
+    await fleet.until("it failed", lambda: bool(fleet.events(e.WarmupFailed)), 60.0)
+    failed = fleet.events(e.WarmupFailed)[0].event
+    await asyncio.wait_for(node.process.wait(), 10.0)
+    await fleet.until("it is lost", lambda: fleet.lost() == ["n3"], 20.0)
+    path.unlink()
+    node.process.close()
+    node.channel.close()
+    await fleet.start("n3", incarnation=2)
+    await fleet.until("it is warm", lambda: "n3" in fleet.warm(), 60.0)
+    await fleet.digests()
+
+    assert failed.reason.startswith("while priming: "), failed
+    assert reason in failed.reason, failed
+    assert not any(r.event.incarnation == 1 for r in fleet.events(e.WorkerReady)[3:])
+    assert len(fleet.events(e.TransitionCommitted)) == 1, "the launch alone"
+    assert [line["step"] for line in fleet.nodes["n0"].steps()] == list(range(STEPS))

@@ -26,8 +26,10 @@ async def _run(launch: Launch, extra: list[str]) -> Any:
     )
 
 
-async def _lose_and_restart(fleet: Any, lost: list[str]) -> Any:
-    """Lose nodes, machine and memory; the others come back with theirs, new ones for the lost."""
+async def _lose_and_restart(fleet: Any, lost: list[str]) -> tuple[Any, int]:
+    """Lose nodes, machine and memory; the others come back with theirs, new ones for the lost.
+    What was committed then, and the last step that the others had done.
+    """
     for name in lost:
         fleet.kill(name)
     await fleet.until("it is restarted", lambda: bool(fleet.events(e.JobRestarted)), 60.0)
@@ -44,7 +46,8 @@ async def _lose_and_restart(fleet: Any, lost: list[str]) -> Any:
             old[number].channel.close()
             await fleet.start(name, incarnation=2)
     await fleet.until("it runs again", fleet.idle, 60.0)
-    return fleet.events(e.TransitionCommitted)[-1].event
+    done = max(node.steps()[-1]["step"] for node in old if node.name not in lost)
+    return fleet.events(e.TransitionCommitted)[-1].event, done
 
 
 @pytest.mark.timeout(240)
@@ -74,12 +77,13 @@ async def test_a_shard_without_a_replica_comes_back(
         "steps on", lambda: fleet.nodes["n1"].steps()[-1]["step"] > SAVE + 3 * COPY, 60.0
     )
     reached = fleet.nodes["n1"].steps()[-1]["step"]
-    committed = await _lose_and_restart(fleet, lost)
-    found = re.search(r"load the checkpoint of step (\d+) \((.*?)\), and", committed.reason)
+    committed, done = await _lose_and_restart(fleet, lost)
+    found = re.search(r"load the checkpoint of step (\d+) \((.*?)\)", committed.reason)
 
     assert found is not None, committed.reason
     assert re.search(words, found[2]), committed.reason
     assert committed.resume_step == int(found[1]) + 1
+    assert committed.repeats == done + 1 - committed.resume_step, "as the survivors' agents know"
     assert committed.resume_step % back == 0
     if back == COPY:
         assert reached - 3 * COPY <= int(found[1]), "no more than the newest copies are lost"

@@ -27,9 +27,9 @@ from worker.roles import PRIMING_STEPS
 SHAPE = Shape(context=16, layers=3, heads=2, width=32, tied=False)
 
 
-def fault_file(folder: Path, node: str) -> Path:
-    """Where a fault of a node's rehearsals is named."""
-    return folder / f"{node}.rehearsal-fault"
+def fault_file(folder: Path, node: str, when: str = "rehearsal") -> Path:
+    """Where a fault of a node's rehearsals is named, or of its priming."""
+    return folder / f"{node}.{when}-fault"
 
 
 class Faulty:
@@ -41,11 +41,10 @@ class Faulty:
         self.primed = 0
 
     def meet(self, parts: Parts) -> None:
-        """Meet the fault that is named, if one is; not before the process said that it is ready."""
+        """Meet the fault that is named, if one is, for before or after it said that it is ready."""
         self.primed += 1
-        if self.primed <= PRIMING_STEPS:
-            return
-        path = fault_file(self.folder, self.run.node)
+        when = "priming" if self.primed <= PRIMING_STEPS else "rehearsal"
+        path = fault_file(self.folder, self.run.node, when)
         kind = path.read_text() if path.exists() else ""
         match kind:
             case "nan":
@@ -125,6 +124,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--slow-ms", type=float, default=0.0)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--cache", type=Path, help="of compiled code; else gone with the fleet")
     parser.add_argument("--width", type=int, default=SHAPE.width)
     parser.add_argument("--traffic", action="store_true")
     parser.add_argument("--checkpoint", type=int, default=0, metavar="STEPS")
@@ -132,7 +132,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.compile:  # one cache for the fleet, gone with its folder
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.out / "inductor"))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(args.cache or args.out / "inductor"))
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     run = worker.join()
     corpus = Corpus(bytes(range(256)) * 64, batch=4, context=SHAPE.context, seed=run.seed)

@@ -1,5 +1,6 @@
 """Copies in memory: taken between steps, kept twice, fetched by a buddy, found again by anybody."""
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,17 +96,17 @@ class Fleet:
 def test_after_the_loss_of_any_one_machine_every_shard_is_there(tmp_path: Path) -> None:
     """Its own holder's copy or the buddy's, of the same step, whichever machine is gone."""
     fleet = Fleet(tmp_path)
-    for step in range(6):
+    for step in range(8):
         fleet.step(step)
     for lost in range(3):
         for slot in range(3):
             fresh = fleet.start(slot, "new" if slot == lost else "")
-            assert fresh.newest() == 5
-            assert fresh.has(3), "the one before is kept"
-            fresh.load(5)
-            assert fleet.weight(slot) == 100.0 * slot + 5
+            assert fresh.newest() == 7
+            assert fresh.steps() == {3, 5, 7}, "the two before are kept"
+            fresh.load(7)
+            assert fleet.weight(slot) == 100.0 * slot + 7
             expected = f"the memory of n{(slot + 1) % 3}" if slot == lost else "this node's memory"
-            assert fresh.source(5) == expected
+            assert fresh.source(7) == expected
 
 
 def test_a_machine_and_its_buddy_take_the_copy_with_them(tmp_path: Path) -> None:
@@ -169,3 +170,44 @@ def test_the_memory_is_given_back_when_the_job_is_over(tmp_path: Path) -> None:
     fleet.step(1)
     fleet.copies[0].forget()
     assert not (tmp_path / "n0").exists()
+
+
+def test_a_buddy_that_is_slow_leaves_a_step_that_every_shard_has(tmp_path: Path) -> None:
+    """While one fetch takes as long as two periods, others copy on; what they share is kept."""
+    fleet = Fleet(tmp_path)
+    fleet.step(1)
+    ready, borrow = threading.Event(), fleet.copies[0].borrow
+
+    def slowly(*asked: Any) -> StateImage:
+        ready.wait(10.0)
+        return borrow(*asked)
+
+    fleet.copies[0].borrow = slowly  # of slot 2, whose buddy it is
+    for step in (3, 5):
+        for slot in range(3):
+            fleet.copies[slot].after_step(step, fleet.members)
+        for slot in (1, 2):
+            fleet.copies[slot].finish()
+    writing = fleet.copies[0]._writing
+    assert writing is not None
+    writing.join()
+    held = []
+    for slot, memory in ((0, ""), (1, ""), (2, "lost")):
+        fresh = fleet.start(slot, memory)
+        fresh.newest()
+        held.append(fresh.steps())
+    ready.set()
+
+    assert set.intersection(*held) == {1}, held
+    assert held[0] == {1, 3, 5}, "its own copies do not wait for its partner's"
+
+
+def test_copies_of_an_undone_past_are_forgotten(tmp_path: Path) -> None:
+    """A run that went back to a step may come to others the next time."""
+    fleet = Fleet(tmp_path)
+    for step in range(6):
+        fleet.step(step)
+    for copies in fleet.copies.values():
+        copies.forget_after(3)
+    assert fleet.start(0).newest() == 3
+    assert fleet.start(1, "lost").newest() == 3, "nor does its buddy keep one"

@@ -12,6 +12,7 @@ from statemachine import messages as m
 from statemachine.events import JobDeclared
 from statemachine.ids import Incarnation, JobId, NodeId, Slot
 from statemachine.layout import Layout
+from statemachine.topology import WarmupCaps
 from worker.groups.delta import DeltaBackend
 from worker.groups.links import LinkEndpoint
 from worker.groups.managed import ManagedGroup
@@ -61,6 +62,7 @@ def process(tmp_path: Path) -> Iterator[Any]:
             {"pp": group},
             Said(),
             handover,
+            WarmupCaps(),
             stamp,
         )
 
