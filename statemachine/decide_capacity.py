@@ -14,8 +14,8 @@ from statemachine.decision import Decision
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import NodeId, Slot
 from statemachine.lifecycle import Phase
-from statemachine.parts import brief
-from statemachine.planning import abort_of, change_of, losses_of, open_jobs, plan_of
+from statemachine.parts import brief, evidence
+from statemachine.planning import abort_of, because, change_of, losses_of, open_jobs, plan_of
 from statemachine.policy import Policy
 from statemachine.replicas import part_of, slots_of_part
 from statemachine.state import FleetState, Job
@@ -109,6 +109,7 @@ def grow_back(state: FleetState, now_ms: int, policy: Policy) -> Decision | None
                 now_ms,
                 deadline_s=policy.prepare_deadline_s,
                 reason=reason,
+                evidence=because(*(c.node for c in choices.values() if c.node is not None)),
                 choices=tuple(choices.values()),
             )
             return Decision(plan, reason)
@@ -141,5 +142,6 @@ def restart(state: FleetState, job: Job, why: str) -> Decision:
             node=name, incarnation=incarnation, reason=reason, evidence=(state.position,)
         )
         events.append(lost)
-    events.append(e.JobRestarted(job=job.job, reason=reason))
+    rests_on = losses_of(state, job) or (state.position,)
+    events.append(e.JobRestarted(job=job.job, reason=reason, evidence=evidence(rests_on)))
     return Decision(tuple(events), reason)

@@ -5,8 +5,9 @@ from statemachine.choose import sweep_partner
 from statemachine.decision import Decision
 from statemachine.evolve_health import is_new_entry
 from statemachine.evolve_nodes import QUALIFY
-from statemachine.ids import NodeId, SweepId
+from statemachine.ids import NodeId, Position, SweepId
 from statemachine.lifecycle import NodeState
+from statemachine.parts import evidence
 from statemachine.planning import because, is_engaged
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Node, Sweep, is_harmful
@@ -72,34 +73,40 @@ def _place_leaver(node: Node, now_ms: int, policy: Policy) -> Decision:
     return _pool(node, "healthy leaver")
 
 
-def _drain(node: Node) -> Decision:
+_Positions = tuple[Position, ...]
+
+
+def _drain(node: Node, said: _Positions = ()) -> Decision:
     reason = node.drained_by or f"drained by {node.wanted_out_by}"
     drained = e.NodeDrained(
-        node=node.node, incarnation=node.incarnation, reason=reason, evidence=because(node)
+        node=node.node, incarnation=node.incarnation, reason=reason, evidence=said or because(node)
     )
     return Decision((drained,), f"{node.node}: {reason}")
 
 
-def _pool(node: Node, reason: str) -> Decision:
+def _pool(node: Node, reason: str, said: _Positions = ()) -> Decision:
     pooled = e.NodePooled(
-        node=node.node, incarnation=node.incarnation, reason=reason, evidence=because(node)
+        node=node.node, incarnation=node.incarnation, reason=reason, evidence=said or because(node)
     )
     return Decision((pooled,), f"{node.node}: {reason}")
 
 
-def _retire(node: Node, reason: str) -> Decision:
+def _retire(node: Node, reason: str, said: _Positions = ()) -> Decision:
     retired = e.NodeRetired(
-        node=node.node, incarnation=node.incarnation, reason=reason, evidence=because(node)
+        node=node.node, incarnation=node.incarnation, reason=reason, evidence=said or because(node)
     )
     return Decision((retired,), f"{node.node}: {reason}")
 
 
-def _quarantine(node: Node, reason: str, now_ms: int, policy: Policy) -> Decision:
+def _quarantine(
+    node: Node, reason: str, now_ms: int, policy: Policy, said: _Positions = ()
+) -> Decision:
     """Into quarantine, or out of the fleet for good if it enters once too often."""
     if is_new_entry(node) and should_retire(node.quarantined_at_ms, now_ms, policy.sweep):
-        return _retire(node, f"entry {len(node.quarantined_at_ms) + 1} into quarantine: {reason}")
+        entry = f"entry {len(node.quarantined_at_ms) + 1} into quarantine: {reason}"
+        return _retire(node, entry, said)
     event = e.NodeQuarantined(
-        node=node.node, incarnation=node.incarnation, reason=reason, evidence=because(node)
+        node=node.node, incarnation=node.incarnation, reason=reason, evidence=said or because(node)
     )
     return Decision((event,), f"{node.node}: {reason}")
 
@@ -161,7 +168,13 @@ def _request(
         partner_host=partner.host if partner is not None else "",
         partner_port=partner.probe_port if partner is not None else 0,
         deadline_at_ms=now_ms + round(policy.sweep.deadline_s * 1000),
+        evidence=_why_swept(node),
     )
+
+
+def _why_swept(node: Node) -> tuple[Position, ...]:
+    """Where somebody asked for a sweep, or it became necessary; else where it was quarantined."""
+    return evidence((node.sweep_wanted_position if node.sweep_wanted else node.placed_position,))
 
 
 def judge_sweeps(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
@@ -206,6 +219,7 @@ def _judge(
         incarnation=request.incarnation,
         outcome=outcome,
         reason=reason,
+        evidence=evidence((sweep.position, *sweep.heard)),
     )
     events: list[e.AnyEvent] = [finished]
     if node is not None and node.state is NodeState.SWEEPING:
@@ -226,9 +240,12 @@ def _after_sweep(
     if finished.outcome is e.SweepOutcome.FAILED or node.quarantine:
         tries = node.sweeps_failed + 1
         if tries >= policy.sweep_tries_max:
-            return _retire(node, f"{tries} sweeps in a row without a pass: {reason}").events[0]
-        return _quarantine(node, reason, now_ms, policy).events[0]
-    return (_drain(node) if node.drained_by else _pool(node, reason)).events[0]
+            why = f"{tries} sweeps in a row without a pass: {reason}"
+            return _retire(node, why, finished.evidence).events[0]
+        return _quarantine(node, reason, now_ms, policy, finished.evidence).events[0]
+    if node.drained_by:
+        return _drain(node, finished.evidence).events[0]
+    return _pool(node, reason, finished.evidence).events[0]
 
 
 def _certificate(
@@ -245,6 +262,7 @@ def _certificate(
         measurements=dict(sorted(numbers.items())),
         expires_at_ms=now_ms + round(policy.sweep.certificate_ttl_s * 1000),
         reason=reason,
+        evidence=evidence((sweep.position, *sweep.heard)),
     )
 
 
@@ -260,7 +278,12 @@ def expire_verdicts(state: FleetState, now_ms: int, policy: Policy) -> Decision 
         if node.state is NodeState.LEAVING:
             continue
         reason = "expired without being renewed"
-        event = e.VerdictWithdrawn(node=node.node, incarnation=node.incarnation, reason=reason)
+        event = e.VerdictWithdrawn(
+            node=node.node,
+            incarnation=node.incarnation,
+            reason=reason,
+            evidence=evidence((node.verdict_position,)),
+        )
         return Decision((event,), f"{node.node}: verdict {reason}")
     return None
 
@@ -275,7 +298,9 @@ def answer_acts(state: FleetState, now_ms: int, policy: Policy) -> Decision | No
             duty = "holds a slot: drain it first" if node.state is _S.ACTIVE else "is retired"
             act, by, refused = "sweep", node.sweep_wanted.partition(" ")[0], f"it {duty}"
         if refused:
-            event = e.ActRefused(act=act, node=node.node, by=by, reason=refused)
+            at = node.sweep_wanted_position if act == "sweep" else node.wanted_position
+            said = evidence((at,))
+            event = e.ActRefused(act=act, node=node.node, by=by, reason=refused, evidence=said)
             return Decision((event,), f"{act} of {node.node} refused: {refused}")
     return None
 

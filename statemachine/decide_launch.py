@@ -5,9 +5,10 @@ from statemachine.choose import launch_candidates
 from statemachine.decision import Decision
 from statemachine.evolve_jobs import live_holders
 from statemachine.ids import Slot
+from statemachine.parts import evidence
 from statemachine.planning import change_of, open_jobs, plan_of, prepare_s
 from statemachine.policy import Policy
-from statemachine.state import FleetState
+from statemachine.state import FleetState, Job
 
 
 def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
@@ -31,7 +32,14 @@ def launch(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
         reason = f"launch: {len(ready)} nodes are ready for {slots} slots"
         deadline_s = prepare_s(state, job, changes, policy)
         plan = plan_of(
-            state, job, e.Motive.LAUNCH, changes, now_ms, deadline_s=deadline_s, reason=reason
+            state,
+            job,
+            e.Motive.LAUNCH,
+            changes,
+            now_ms,
+            deadline_s=deadline_s,
+            reason=reason,
+            evidence=evidence((job.declared_position, *(n.ready_position for n in chosen))),
         )
         return Decision(plan, reason)
     return None
@@ -44,7 +52,7 @@ def finish_job(state: FleetState, now_ms: int, policy: Policy) -> Decision | Non
     for job in open_jobs(state):
         if job.stop_requested and not job.launched and job.pending is None:
             reason = "asked to stop before it was launched"
-            return Decision((e.JobFinished(job=job.job, step=-1, reason=reason),), reason)
+            return _finish(job, -1, reason)
         if not job.launched or len(job.finished_nodes) < job.slots_held:
             continue
         held = live_holders(state, job)
@@ -52,5 +60,10 @@ def finish_job(state: FleetState, now_ms: int, policy: Policy) -> Decision | Non
         if len(held) == job.slots_held and len(steps) == 1 and min(steps) >= 0:
             step = min(steps)
             reason = f"every slot committed step {step}"
-            return Decision((e.JobFinished(job=job.job, step=step, reason=reason),), reason)
+            return _finish(job, step, reason)
     return None
+
+
+def _finish(job: Job, step: int, reason: str) -> Decision:
+    said = evidence((job.ended_position,))
+    return Decision((e.JobFinished(job=job.job, step=step, reason=reason, evidence=said),), reason)

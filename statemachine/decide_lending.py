@@ -104,6 +104,6 @@ def _assign(state: FleetState, job: Job, node: Node) -> Decision:
         incarnation=node.incarnation,
         job=JobId(job.job),
         reason=reason,
-        evidence=evidence(losses_of(state, job)),
+        evidence=evidence(losses_of(state, job) or (job.declared_position,)),
     )
     return Decision((event,), reason)

@@ -8,6 +8,7 @@ from statemachine.evolve_transitions import may_lack_state
 from statemachine.ids import NodeId, Slot
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.parts import brief
+from statemachine.parts import evidence as positions
 from statemachine.planning import (
     abort_of,
     change_of,
@@ -138,6 +139,20 @@ def _fill(state: FleetState, job: Job, *, cold: bool) -> dict[Slot, Choice]:
     return choices
 
 
+def _why_repaired(state: FleetState, job: Job) -> tuple[int, ...]:
+    """Where the log says why a job is repaired although no slot is vacant."""
+    if job.broken is not None:
+        return (job.broken_position,)
+    pending = job.pending
+    commit = pending.committed if pending is not None else None
+    if pending is None or commit is None:
+        return positions((job.ended_position or job.declared_position,))
+    givers = {name for each in commit.handovers for name in each.sources}
+    gone = [state.nodes[name] for name in sorted(givers) if name in state.nodes]
+    ends = [node.ended_position for node in gone if node.ended_position > pending.position]
+    return positions((pending.committed_position, *sorted(ends)))
+
+
 def _plan_fill(
     state: FleetState, job: Job, choices: dict[Slot, Choice], now_ms: int, policy: Policy
 ) -> Decision | None:
@@ -174,7 +189,7 @@ def _plan_repair(
         now_ms,
         deadline_s=prepare_s(state, job, changes, policy),
         reason=reason,
-        evidence=evidence or losses_of(state, job),
+        evidence=evidence or losses_of(state, job) or _why_repaired(state, job),
         choices=choices,
         asks_saves=bool(job.stalled) or may_lack_state(job),
     )

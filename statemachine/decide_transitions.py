@@ -172,6 +172,7 @@ def _commit(
         reason=reason,
         loads=resume.loads,
         repeats=repeats,
+        evidence=(pending.position,),
     )
     return Decision(commit_in_parts(event), reason)
 
@@ -212,7 +213,11 @@ def _advance_committed(
     if pending.is_answered:
         reason = f"epoch {commit.epoch}: every member trains inside the new groups"
         event = e.TransitionFinished(
-            job=job.job, transition=commit.transition, epoch=commit.epoch, reason=reason
+            job=job.job,
+            transition=commit.transition,
+            epoch=commit.epoch,
+            reason=reason,
+            evidence=(pending.committed_position,),
         )
         return Decision((event,), reason)
     if pending.plan.motive is e.Motive.PLANNED or now_ms < commit.deadline_at_ms:

@@ -9,6 +9,7 @@ from statemachine import events as e
 from statemachine.choose import sweep_partner
 from statemachine.decision import Decision
 from statemachine.lifecycle import NodeState
+from statemachine.parts import evidence
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Node, Sweep
 from statemachine.sweep import PAIR, THIRD, needs_third_party, usual
@@ -42,6 +43,7 @@ def ask_third_party(state: FleetState, now_ms: int, policy: Policy) -> Decision 
             partner_host=third.host,
             partner_port=third.probe_port,
             reason=reason,
+            evidence=evidence(sweep.heard),
         )
         return Decision((extended,), reason)
     return None
@@ -79,10 +81,12 @@ def _gave_up(remedy: e.RemedyRequested) -> Decision:
 
 
 def _next(node: Node, now_ms: int, policy: Policy) -> Decision:
-    known = policy.sweep.remedies
+    known, because = policy.sweep.remedies, evidence((node.placed_position,))
     if node.remedies >= len(known):
         reason = f"no remedy helped ({', '.join(known)}): {node.quarantine}"
-        retired = e.NodeRetired(node=node.node, incarnation=node.incarnation, reason=reason)
+        retired = e.NodeRetired(
+            node=node.node, incarnation=node.incarnation, reason=reason, evidence=because
+        )
         return Decision((retired,), f"{node.node}: {reason}")
     remedy = e.RemedyRequested(
         node=node.node,
@@ -90,5 +94,6 @@ def _next(node: Node, now_ms: int, policy: Policy) -> Decision:
         number=node.remedies,
         reason=node.quarantine,
         deadline_at_ms=now_ms + round(policy.sweep.remedy_deadline_s * 1000),
+        evidence=because,
     )
     return Decision((remedy,), f"{node.node}: {remedy.remedy}, since {node.quarantine}")

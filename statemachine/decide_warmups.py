@@ -4,6 +4,7 @@ from statemachine import events as e
 from statemachine.decision import Decision
 from statemachine.ids import NodeId, Role
 from statemachine.lifecycle import NodeState, Warmth
+from statemachine.parts import evidence
 from statemachine.policy import Policy
 from statemachine.state import FleetState, Job, Node
 
@@ -33,6 +34,7 @@ def start_rehearsals(state: FleetState, now_ms: int, policy: Policy) -> Decision
                     job=job.job,
                     role=role,
                     reason=reason,
+                    evidence=evidence((node.ready_position,)),
                 )
                 return Decision((event,), reason)
     return None

@@ -224,6 +224,7 @@ class JobFinished(Event, frozen=True, tag=True):
     job: JobId
     step: int
     reason: str = ""
+    evidence: tuple[Position, ...] = ()
 
 
 class JobRestarted(Event, frozen=True, tag=True):
@@ -231,6 +232,7 @@ class JobRestarted(Event, frozen=True, tag=True):
 
     job: JobId
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 # --- warm-up ----------------------------------------------------------------------------------
@@ -244,6 +246,7 @@ class WarmupStarted(Event, frozen=True, tag=True):
     job: JobId
     role: Role
     reason: str = ""
+    evidence: tuple[Position, ...] = ()
 
 
 class WarmupPassed(Event, frozen=True, tag=True):
@@ -363,6 +366,7 @@ class VerdictWithdrawn(Event, frozen=True, tag=True):
     incarnation: Incarnation
     reason: str
     by: str = ""
+    evidence: tuple[Position, ...] = ()
 
 
 class ActWithheld(Event, frozen=True, tag=True):
@@ -443,6 +447,7 @@ class ChangesDrafted(Event, frozen=True, tag=True):
     reason: str
     changes: tuple[Change, ...] = ()
     drops: tuple[Drop, ...] = ()
+    evidence: tuple[Position, ...] = ()
 
 
 class TransitionPlanned(Event, frozen=True, tag=True):
@@ -515,6 +520,7 @@ class SourcesChosen(Event, frozen=True, tag=True):
     part: int
     reason: str
     handovers: tuple[Handover, ...] = ()
+    evidence: tuple[Position, ...] = ()
 
 
 class TransitionCommitted(Event, frozen=True, tag=True):
@@ -540,6 +546,7 @@ class TransitionCommitted(Event, frozen=True, tag=True):
     parts: int = 0
     loads: bool = False
     repeats: int = 0
+    evidence: tuple[Position, ...] = ()
 
 
 class TransitionApplied(Event, frozen=True, tag=True):
@@ -563,6 +570,7 @@ class TransitionFinished(Event, frozen=True, tag=True):
     transition: TransitionId
     epoch: Epoch
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 class TransitionAborted(Event, frozen=True, tag=True):
@@ -645,6 +653,7 @@ class SweepRequested(Event, frozen=True, tag=True):
     partner_port: int = 0
     deadline_at_ms: int = 0
     by: str = ""
+    evidence: tuple[Position, ...] = ()
 
 
 class SweepRoundFinished(Event, frozen=True, tag=True):
@@ -670,6 +679,7 @@ class SweepExtended(Event, frozen=True, tag=True):
     partner_host: str
     partner_port: int
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 class SweepFinished(Event, frozen=True, tag=True):
@@ -680,6 +690,7 @@ class SweepFinished(Event, frozen=True, tag=True):
     incarnation: Incarnation
     outcome: SweepOutcome
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 class CertificateIssued(Event, frozen=True, tag=True):
@@ -692,6 +703,7 @@ class CertificateIssued(Event, frozen=True, tag=True):
     expires_at_ms: int
     versions: dict[str, str] = field(default_factory=dict)
     reason: str = ""
+    evidence: tuple[Position, ...] = ()
 
 
 class RemedyRequested(Event, frozen=True, tag=True):
@@ -705,6 +717,7 @@ class RemedyRequested(Event, frozen=True, tag=True):
     number: int
     reason: str
     deadline_at_ms: int
+    evidence: tuple[Position, ...] = ()
 
 
 class RemedyFinished(Event, frozen=True, tag=True):
@@ -769,6 +782,7 @@ class ActRefused(Event, frozen=True, tag=True):
     node: NodeId
     by: str
     reason: str
+    evidence: tuple[Position, ...] = ()
 
 
 class DecisionsPaused(Event, frozen=True, tag=True):

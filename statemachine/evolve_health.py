@@ -78,7 +78,8 @@ def wanted_out(
     match event:
         case e.QuarantineRequested():
             reason = f"{event.by}: {event.comment}".rstrip(": ")
-            node = replace(before, quarantine=reason)
+            at = state.position if away else before.placed_position
+            node = replace(before, quarantine=reason, placed_position=at)
             wants = _out(state, node, "quarantine", event.by)
             return put_node(state, node if away else wants, before)
         case e.DrainRequested():
@@ -124,7 +125,8 @@ def asked(state: FleetState, event: e.ReleaseRequested | e.SweepAsked) -> FleetS
         return state
     match event:
         case e.SweepAsked():
-            return put_node(state, _wants_sweep(before, f"{event.by} asked for it"), before)
+            wants = _wants_sweep(before, f"{event.by} asked for it", state.position)
+            return put_node(state, wants, before)
         case e.ReleaseRequested():
             return put_node(state, _released(before, event, state.position), before)
 
@@ -142,13 +144,13 @@ def _released(node: Node, event: e.ReleaseRequested, at: Position) -> Node:
     if node.state is NodeState.SWEEPING and not event.force:
         return node  # it comes back by passing
     if node.state in _SWEPT_FIRST and node.quarantine and not event.force:
-        return replace(_wants_sweep(node, f"{event.by} asked for release"), drained_by="")
+        return replace(_wants_sweep(node, f"{event.by} asked for release", at), drained_by="")
     return _wants(node, "release", event.by, at=at, force=event.force)
 
 
-def _wants_sweep(node: Node, why: str) -> Node:
+def _wants_sweep(node: Node, why: str, at: Position) -> Node:
     """A sweep that a person wants does not wait for the pause after the last one."""
-    return replace(node, sweep_wanted=why, cooldown_until_ms=0)
+    return replace(node, sweep_wanted=why, sweep_wanted_position=at, cooldown_until_ms=0)
 
 
 def refused(state: FleetState, event: e.ActRefused) -> FleetState:
@@ -187,7 +189,7 @@ def placed(
     before = state.current(event.node, event.incarnation)
     if before is None:
         return state
-    node = moved(state, before, type(event))
+    node = replace(moved(state, before, type(event)), placed_position=state.position)
     entries = node.quarantined_at_ms
     if isinstance(event, e.NodeQuarantined | e.NodeRetired) and is_new_entry(node):
         entries = (*entries[1 - ENTRIES_KEPT :], state.at_ms)
@@ -249,7 +251,8 @@ def sweep_round_finished(state: FleetState, event: e.SweepRoundFinished) -> Flee
     sweep = state.sweeps.get(event.sweep)
     if sweep is None or any(done.round == event.round for done in sweep.rounds):
         return state
-    sweep = replace(sweep, rounds=(*sweep.rounds, event))
+    heard = (*sweep.heard, state.position)
+    sweep = replace(sweep, rounds=(*sweep.rounds, event), heard=heard)
     return replace(state, sweeps=state.sweeps.insert(event.sweep, sweep))
 
 
@@ -297,7 +300,7 @@ def sweep_finished(state: FleetState, event: e.SweepFinished) -> FleetState:
         cooldown_until_ms=state.at_ms + round(pause_s * 1000),
     )
     if event.outcome is e.SweepOutcome.INCONCLUSIVE and must_qualify(state, node):
-        node = replace(node, sweep_wanted=QUALIFY)
+        node = replace(node, sweep_wanted=QUALIFY, sweep_wanted_position=state.position)
     return put_node(state, node, before)
 
 

@@ -32,6 +32,7 @@ def declared(state: FleetState, event: e.JobDeclared) -> FleetState:
         layout=layout,
         roles=roles_of(layout),
         declared_at_ms=state.at_ms,
+        declared_position=state.position,
     )
     state = replace(state, open_jobs=tuple(sorted((*state.open_jobs, event.job))))
     return refresh_pool(put_job(state, job), job)
@@ -78,7 +79,8 @@ def worker_finished(state: FleetState, event: e.WorkerFinished) -> FleetState:
     if job is None or node is None or job.holders.get(node.slot) != node.node:
         return state
     finished = job.finished_nodes.insert(node.node, event.step)
-    return put_job(state, replace(job, finished_nodes=finished))
+    ended = replace(job, finished_nodes=finished, ended_position=state.position)
+    return put_job(state, ended)
 
 
 def stop_requested(state: FleetState, event: e.JobStopRequested) -> FleetState:
@@ -86,7 +88,7 @@ def stop_requested(state: FleetState, event: e.JobStopRequested) -> FleetState:
     job = state.jobs.get(event.job)
     if job is None or job.finished:
         return state
-    return put_job(state, replace(job, stop_requested=True))
+    return put_job(state, replace(job, stop_requested=True, ended_position=state.position))
 
 
 def finished(state: FleetState, event: e.JobFinished) -> FleetState:

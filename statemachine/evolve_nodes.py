@@ -38,7 +38,8 @@ def joined(state: FleetState, event: e.NodeJoined) -> FleetState:
         serves=tuple(sorted(set(event.serves))),
     )
     if before is not None:
-        if before.state not in AWAY_STATES:
+        lived = before.state not in AWAY_STATES
+        if lived:
             state = end_member(state, before)
         node = replace(
             node,
@@ -51,7 +52,8 @@ def joined(state: FleetState, event: e.NodeJoined) -> FleetState:
             remedy=before.remedy,
             remedies=before.remedies,
             sweep_due=before.sweep_due,
-            ended_position=before.ended_position,
+            placed_position=before.placed_position,
+            ended_position=state.position if lived else before.ended_position,
         )
     return put_node(state, node, before)
 
@@ -132,9 +134,10 @@ def worker_ready(state: FleetState, event: e.WorkerReady) -> FleetState:
         for entry in before.rehearsals
     )
     node = moved(state, before, e.WorkerReady)
-    node = replace(node, worker=event, job=event.job, rehearsals=stale)
+    at = state.position
+    node = replace(node, worker=event, job=event.job, rehearsals=stale, ready_position=at)
     if before.state is NodeState.JOINING and must_qualify(state, node):
-        node = replace(node, sweep_wanted=QUALIFY)
+        node = replace(node, sweep_wanted=QUALIFY, sweep_wanted_position=at)
     job = state.jobs.get(event.job)
     if job is not None and event.reached > job.reached:
         state = put_job(state, replace(job, reached=event.reached))

@@ -199,6 +199,7 @@ def committed(state: FleetState, event: e.TransitionCommitted) -> FleetState:
         chosen=(),
         committed=event,
         committed_at_ms=state.at_ms,
+        committed_position=state.position,
     )
     job = replace(
         job,
@@ -223,7 +224,7 @@ def _leave(state: FleetState, records: dict[NodeId, Node], name: NodeId, incarna
     if leaver is None or leaver.incarnation != incarnation or leaver.slot < 0:
         return
     moves = moved(state, leaver, e.TransitionCommitted)
-    records[name] = replace(moves, slot=Slot(-1), blocked=0)
+    records[name] = replace(moves, slot=Slot(-1), blocked=0, placed_position=state.position)
 
 
 def _enter(state: FleetState, records: dict[NodeId, Node], job: Job, change: e.Change) -> bool:

@@ -55,7 +55,7 @@ def considered(lines: Iterable[str]) -> tuple[str, ...]:
 
 def evidence(positions: Iterable[int]) -> tuple[Position, ...]:
     """Positions of the evidence, the first ones if they are many."""
-    return tuple(Position(at) for at in positions)[:EVIDENCE_MAX]
+    return tuple(Position(at) for at in positions if at)[:EVIDENCE_MAX]
 
 
 def plan_in_parts(plan: e.TransitionPlanned) -> tuple[e.AnyEvent, ...]:
@@ -73,6 +73,7 @@ def plan_in_parts(plan: e.TransitionPlanned) -> tuple[e.AnyEvent, ...]:
             transition=plan.transition,
             part=part,
             reason=f"part {part} of {len(drafts)} of the plan that follows",
+            evidence=plan.evidence,
             changes=changes,
             drops=drops,
         )
@@ -107,6 +108,7 @@ def commit_in_parts(commit: e.TransitionCommitted) -> tuple[e.AnyEvent, ...]:
             transition=commit.transition,
             part=part,
             reason=f"part {part} of {len(sheets)} of the handovers of the commit that follows",
+            evidence=commit.evidence,
             handovers=tuple(sheet),
         )
         for part, sheet in enumerate(sheets, 1)

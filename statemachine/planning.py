@@ -101,14 +101,14 @@ def abort_of(
         blockers=blockers[: parts.LISTED_MAX],
         retry_after_ms=round(retry_after_s * 1000),
         stalls=stalls,
-        evidence=evidence,
+        evidence=evidence or (pending.position,),
     )
     return Decision((event,), reason)
 
 
 def because(*nodes: Node) -> tuple[Position, ...]:
     """Where the log says why something is decided about these nodes: what an operator wanted, the
-    verdict, or the end of a life; for `explain`.
+    verdict, or the end of a life; else where they were put last, or became ready. For `explain`.
     """
     found: set[Position] = set()
     for node in nodes:
@@ -118,7 +118,9 @@ def because(*nodes: Node) -> tuple[Position, ...]:
             found.add(node.verdict_position)
         if node.state in AWAY_STATES:
             found.add(node.ended_position)
-    return parts.evidence(sorted(found - {0}))
+    if not found - {0}:
+        found = {node.placed_position or node.ready_position for node in nodes}
+    return parts.evidence(sorted(found))
 
 
 def is_engaged(job: Job | None, node: Node) -> bool:

@@ -106,6 +106,10 @@ class Node(Struct, frozen=True, kw_only=True, gc=False):
     verdict: VerdictIssued | None = None
     verdict_position: Position = Position(0)
     accusations: tuple[Accusation, ...] = ()
+    ready_position: Position = Position(0)
+    """Where its training process said that it is ready."""
+    placed_position: Position = Position(0)
+    """Where its slot was given away last, or it was pooled, drained, quarantined or retired."""
     ended_position: Position = Position(0)
     """Where its last life was ended, by a loss or in good order."""
     wanted_out: str = ""
@@ -132,6 +136,8 @@ class Node(Struct, frozen=True, kw_only=True, gc=False):
     """Transitions that this incarnation blocked since it last took part in one to its end."""
     sweep: SweepId = SweepId(0)
     sweep_wanted: str = ""
+    sweep_wanted_position: Position = Position(0)
+    """Where that was said, or followed from."""
     sweeps_failed: int = 0
     """Sweeps in a row that it did not pass."""
     certificate: CertificateIssued | None = None
@@ -197,6 +203,7 @@ class Transition(Struct, frozen=True, kw_only=True, gc=False):
     chosen_parts: int = 0
     committed: TransitionCommitted | None = None
     committed_at_ms: int = 0
+    committed_position: Position = Position(0)
     applied: Answers[TransitionApplied] = field(default_factory=Answers)
 
     @property
@@ -224,6 +231,10 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     roles: tuple[Role, ...]
     """The roles that a standby rehearses, in this order."""
     declared_at_ms: int
+    declared_position: Position = Position(0)
+    ended_position: Position = Position(0)
+    """Where an operator asked that it end, or the last member said that it had taken the last step.
+    """
     epoch: Epoch = Epoch(0)
     holders: HashTrieMap[Slot, NodeId] = field(default_factory=HashTrieMap)
     vacant: HashTrieSet[Slot] = field(default_factory=HashTrieSet)
@@ -280,6 +291,8 @@ class Sweep(Struct, frozen=True, kw_only=True, gc=False):
     position: Position
     started_at_ms: int
     rounds: tuple[SweepRoundFinished, ...] = ()
+    heard: tuple[Position, ...] = ()
+    """Where each of these rounds is in the log."""
     third: SweepExtended | None = None
     """The third party, once the pair was slow."""
 

@@ -13,7 +13,7 @@ FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 
 EXCEPTIONS: dict[str, int] = {
-    "statemachine/events.py": 919,  # one short record per event; read as a list
+    "statemachine/events.py": 933,  # one short record per event; read as a list
     "statemachine/evolve.py::_folder_of": 84,  # one flat match: the list of who folds what
 }
 

@@ -140,6 +140,7 @@ def test_a_third_party_tells_whose_link_is_slow(
     assert fleet.outcomes() == {"n0": outcome}
     third = [event for event in fleet.of(e.SweepExtended) if isinstance(event, e.SweepExtended)]
     assert [(event.round, event.partner) for event in third] == [(THIRD, "n2")] * extended
+    assert all(event.evidence for event in third), "the rounds that could not tell"
     assert fleet.node("n1").state is NodeState.SPARE, "a partner is never blamed for its partner"
     assert not fleet.node("n1").quarantine
 
@@ -192,7 +193,9 @@ def test_remedies_follow_each_other_with_a_sweep_after_each() -> None:
     assert fleet.node("n0").state is NodeState.SPARE
     assert fleet.node("n0").certificate is not None
     assert fleet.node("n0").remedies == 0
-    assert len(fleet.of(e.RemedyRequested)) == 2
+    asked = [event for event in fleet.of(e.RemedyRequested) if isinstance(event, e.RemedyRequested)]
+    assert len(asked) == 2
+    assert all(event.evidence for event in asked), "where it was quarantined"
 
 
 def test_a_node_that_no_remedy_helps_is_retired() -> None:
