@@ -1,7 +1,8 @@
 """An operator's act, from the wish to its place in the log and what was answered.
 
 What belongs here: stating an act and finding out what became of it. Whether it is allowed is the
-state machine's; here only what cannot be meant is refused: a node that never joined.
+state machine's; here only what cannot be meant is refused: a node that never joined, a job that was
+never declared, or was already.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import anyio
 from msgspec import Struct
 
-from controlplane.errors import ActRefusedError, NoSuchNode
+from controlplane.errors import ActRefusedError, JobExists, JobOver, NoSuchJob, NoSuchNode
 from controlplane.eventlog import EventLog
 from controlplane.eventlog.log import OPERATOR_PREFIX
 from controlplane.lines import words_of
@@ -52,15 +53,14 @@ async def act(log: EventLog, name: str, event: e.AnyEvent, now_ms: int) -> Acted
     """State an act in the name of an operator, and wait until it is in the log.
 
     Raises:
-        NoSuchNode: it is about a node that never joined.
+        NoSuchNode, NoSuchJob: it is about a node that never joined, a job that nobody declared.
+        JobExists, JobOver: the job is declared already, or finished.
         ActRefusedError: the state machine refused it.
         StoreUnavailable, OutcomeUnknown.
     """
     event = decode_event(encode_event(event))  # as it will come back: a list for a tuple
     state = await fold_log(log)
-    node = getattr(event, "node", None)
-    if node is not None:
-        known_node(state, node, log.fleet)
+    check_meant(state, event, log.fleet)
     writer = await log.submit_operator(name, event, now_ms)
     kind = type(event).__name__
     with anyio.move_on_after(ANSWER_S):
@@ -85,6 +85,31 @@ def waits_for(state: FleetState, event: e.AnyEvent) -> str:
         f"{node.node} keeps slot {node.slot} of {job.job} until somebody can take it; "
         f"{there} in the pool, see 'changeover nodes'"
     )
+
+
+def check_meant(state: FleetState, event: e.AnyEvent, fleet: str) -> None:
+    """Make sure that an act is about a node that joined, and a job that may be declared or stopped.
+
+    Raises:
+        NoSuchNode, NoSuchJob, JobExists, JobOver.
+    """
+    match event:
+        case e.JobDeclared():
+            if event.job in state.jobs:
+                raise JobExists(f"job {event.job} is declared already in fleet {fleet}")
+        case e.JobStopRequested():
+            job = state.jobs.get(event.job)
+            if job is None:
+                raise NoSuchJob(
+                    f"no job {event.job!r} was declared in fleet {fleet}; "
+                    "'changeover status' lists those that were"
+                )
+            if job.finished:
+                raise JobOver(f"job {event.job} of fleet {fleet} is finished already")
+        case _:
+            node = getattr(event, "node", None)
+            if node is not None:
+                known_node(state, node, fleet)
 
 
 def known_node(state: FleetState, node: str, fleet: str) -> NodeId:
@@ -182,13 +207,12 @@ async def foresee(log: EventLog, name: str, event: e.AnyEvent, now_ms: int) -> F
     """Say what would be decided upon an act, and state nothing.
 
     Raises:
-        NoSuchNode: it is about a node that never joined.
+        NoSuchNode, NoSuchJob, JobExists, JobOver: as `act`.
         StoreUnavailable.
     """
     state = await fold_log(log)
+    check_meant(state, event, log.fleet)
     node = getattr(event, "node", None)
-    if node is not None:
-        known_node(state, node, log.fleet)
     now_ms = max(now_ms, state.at_ms)
     entry = e.Recorded(
         position=Position(state.position + 1),

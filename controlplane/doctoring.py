@@ -30,9 +30,10 @@ from controlplane.eventlog.etcd_url import parse_url
 from controlplane.eventlog.versions import judge_version
 from controlplane.logstats import ALARM_SHARE, stats_of
 from controlplane.picture import Picture, look
-from statemachine.errors import BadPolicy, CodecError
+from statemachine.errors import CodecError
 from statemachine.lifecycle import NodeState
 from statemachine.policy import LATTICE, Policy, policy_of
+from statemachine.vitals import Vitals
 
 OFFSET_S_MAX: Final = 1.0
 """Clocks apart by more than that make a postmortem hard to read; nothing is ordered by them."""
@@ -137,17 +138,12 @@ async def gpus() -> Finding:
 
 
 def lattice(policy: Policy, source: str) -> Finding:
-    """Whether the timeouts leave room for each other; equal to refusal when they were loaded."""
+    """Whether the timeouts leave room for each other; an unsafe set cannot be in force, since it is
+    refused wherever it is said.
+    """
     subject = "timeouts"
-    try:
-        policy_of({}, source)
-    except BadPolicy as error:
-        return bad(subject, str(error), "changeover policy set; changeover policy show --all")
-    tight = [
-        f"{small} {getattr(policy, small):g} s, {large} {getattr(policy, large):g} s"
-        for small, large in LATTICE
-        if getattr(policy, small) * 1.2 > getattr(policy, large)
-    ]
+    pairs = [(a, getattr(policy, a), b, getattr(policy, b)) for a, b in LATTICE]
+    tight = [f"{a} {x:g} s, {b} {y:g} s" for a, x, b, y in pairs if x * 1.2 > y]
     if tight:
         cure = "leave a fifth between them: a slow store then costs no node"
         return warning(subject, f"close together: {'; '.join(tight)}", cure)
@@ -227,7 +223,22 @@ def clocks(picture: Picture, now_ms: int) -> Finding:
         worst = max(ahead, key=lambda name: ahead[name])
         cure = f"run chrony or ntpd on {worst}: nothing is ordered by it, but people read it"
         return warning(subject, f"{worst} is {ahead[worst]:.1f} s ahead of this machine", cure)
-    return good(subject, f"none of {len(picture.vitals)} nodes is ahead of us")
+    late = {
+        name: (now_ms - vitals.ended_at_ms) / 1000
+        for name, vitals in picture.vitals.items()
+        if now_ms - vitals.ended_at_ms > 2 * _window_ms(vitals) + 1000 * OFFSET_S_MAX
+    }
+    if late:
+        worst = max(late, key=lambda name: late[name])
+        words = f"the last window of {worst} ended {late[worst]:.1f} s ago by our clock"
+        usual = f"and it has one every {_window_ms(picture.vitals[worst]) / 1000:g} s"
+        cure = f"its clock is behind: run chrony or ntpd; or it hangs: changeover explain {worst}"
+        return warning(subject, f"{words}, {usual}", cure)
+    return good(subject, f"none of {len(picture.vitals)} nodes is ahead of us or behind")
+
+
+def _window_ms(vitals: Vitals) -> int:
+    return max(1000, vitals.ended_at_ms - vitals.started_at_ms)
 
 
 async def leases(log: EventLog, picture: Picture) -> Finding:

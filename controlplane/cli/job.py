@@ -1,17 +1,14 @@
 """`changeover job`: declare and stop training jobs."""
 
-import anyio
 import click
 
 from controlplane.cli.acts import by_option, perform
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
 from controlplane.config import Settings
-from controlplane.errors import JobExists, JobOver, NoSuchJob
 from statemachine import events as e
 from statemachine.errors import BadLayout, BadName
 from statemachine.ids import JobId, check_name
 from statemachine.layout import Layout
-from statemachine.state import Job
 
 AXES_HELP = "outermost first; again, or with commas, for more"
 
@@ -96,7 +93,6 @@ def declare(
         )
     except (BadName, BadLayout) as error:
         raise click.UsageError(str(error)) from error
-    _refuse_if_declared(settings, name)
     event = e.JobDeclared(
         job=JobId(name),
         axes=axes,
@@ -126,34 +122,5 @@ def stop(settings: Settings, *, name: str, by: str, comment: str, as_json: bool)
 
     The training scripts leave their step loop as after the last step.
     """
-    _refuse_if_over(settings, name)
     event = e.JobStopRequested(job=JobId(name), by=by, comment=comment)
     perform(settings, by, event, f"job {name} stops at the next boundary", as_json=as_json)
-
-
-def _refuse_if_over(settings: Settings, name: str) -> None:
-    found = _declared(settings, name)
-    if found is None:
-        raise NoSuchJob(
-            f"no job {name!r} was declared in fleet {settings.fleet}; "
-            "'changeover status' lists those that were"
-        )
-    if found.finished:
-        raise JobOver(f"job {name} of fleet {settings.fleet} is finished already")
-
-
-def _refuse_if_declared(settings: Settings, name: str) -> None:
-    if _declared(settings, name) is not None:
-        raise JobExists(f"job {name} is declared already in fleet {settings.fleet}")
-
-
-def _declared(settings: Settings, name: str) -> Job | None:
-    """The job of that name, if the fleet knows one."""
-    from controlplane.picture import fold_log
-    from controlplane.server import opened
-
-    async def run() -> Job | None:
-        async with opened(settings) as log:
-            return (await fold_log(log)).jobs.get(JobId(name))
-
-    return anyio.run(run)

@@ -1,6 +1,5 @@
 """`changeover status` and `changeover nodes`: the fleet now, once or as it changes."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +9,8 @@ import msgspec
 
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
 from controlplane.cli.tables import span, table
+from controlplane.cli.watching import PERIOD_S, Screen, watch_option
 from controlplane.config import Settings
-
-PERIOD_S = 0.25
-"""Least time between two pictures while watching, in seconds."""
 
 Layout = Callable[[dict[str, Any]], list[str]]
 
@@ -28,7 +25,7 @@ Layout = Callable[[dict[str, Any]], list[str]]
 )
 @fleet_options()
 @json_option
-@click.option("-w", "--watch", is_flag=True, help="show it anew whenever it changes")
+@watch_option
 def status(settings: Settings, *, as_json: bool, watch: bool) -> None:
     """Show the fleet: who leads, jobs with slots and loss, what is pending and who is awaited."""
     _show(settings, lay_out_status, lambda values: values, as_json=as_json, watch=watch)
@@ -40,7 +37,7 @@ def status(settings: Settings, *, as_json: bool, watch: bool) -> None:
 )
 @fleet_options()
 @json_option
-@click.option("-w", "--watch", is_flag=True, help="show it anew whenever it changes")
+@watch_option
 def nodes(settings: Settings, *, as_json: bool, watch: bool) -> None:
     """Show every node that ever joined: state, slot, warm-up, verdict, last step."""
     _show(settings, lay_out_nodes, lambda values: values["nodes"], as_json=as_json, watch=watch)
@@ -60,11 +57,11 @@ def _show(
 
     async def run() -> None:
         async with opened(settings) as log:
+            screen = Screen(as_json=as_json)
             if not watch:
                 values = as_values(await look(log), unix_ms())
-                _print(_json(pick(values)) if as_json else "\n".join(lay_out(values)))
+                screen.show(_json(pick(values)) if as_json else "\n".join(lay_out(values)))
                 return
-            screen = _Screen(as_json=as_json)
             async with watching(log) as watcher:
                 while True:
                     values = as_values(watcher.picture, unix_ms())
@@ -74,26 +71,6 @@ def _show(
                     await anyio.sleep(PERIOD_S)
 
     anyio.run(run)
-
-
-class _Screen:
-    """Where pictures go: over each other on a terminal, below each other elsewhere."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._in_place = sys.stdout.isatty() and not as_json
-        self._last = ""
-
-    def show(self, picture: str) -> None:
-        if picture == self._last:
-            return
-        self._last = picture
-        if self._in_place:
-            click.clear()
-        _print(picture)
-
-
-def _print(text: str) -> None:
-    print(text, flush=True)
 
 
 def _json(value: Any) -> str:

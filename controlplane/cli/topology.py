@@ -11,12 +11,13 @@ import msgspec
 
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
 from controlplane.cli.tables import table
+from controlplane.cli.watching import PERIOD_S, Screen, watch_option
 from controlplane.config import Settings
 from statemachine.errors import UsageError
 from statemachine.ids import JobId, Slot
 
 if TYPE_CHECKING:
-    from statemachine.state import Job
+    from statemachine.state import FleetState, Job
 
 GROUPS_SHOWN = 24
 """Groups of a kind that are listed; the rest is counted."""
@@ -30,33 +31,50 @@ def topology() -> None:
 @topology.command(
     "show",
     context_settings=CONTEXT,
-    epilog=examples("changeover topology show", "changeover topology show big --groups"),
+    epilog=examples(
+        "changeover topology show",
+        "changeover topology show big --groups",
+        "changeover topology show --watch",
+    ),
 )
 @fleet_options()
 @json_option
+@watch_option
 @click.option("--groups", is_flag=True, help="list the groups of each kind with their slots")
 @click.argument("job", required=False)
-def show(settings: Settings, *, as_json: bool, groups: bool, job: str | None) -> None:
+def show(settings: Settings, *, as_json: bool, watch: bool, groups: bool, job: str | None) -> None:
     """Show slot by slot who holds it, with coordinates and role."""
-    from controlplane.picture import look
+    from controlplane.picture import look, watching
     from controlplane.server import opened
+
+    def picture(state: FleetState) -> str:
+        found = _chosen(state.jobs, job)
+        if as_json:
+            return msgspec.json.encode(topology_values(found)).decode()
+        return "\n".join(_topology_lines(found, groups=groups))
 
     async def run() -> None:
         async with opened(settings) as log:
-            state = (await look(log)).state
-        found = _chosen(state.jobs, job)
-        values = topology_values(found)
-        if as_json:
-            print(msgspec.json.encode(values).decode())
-            return
-        axes = " ".join(f"{name}={size}" for name, size in found.declared.axes.items())
-        print(f"job {found.job} ({axes}): epoch {found.epoch}")
-        rows = [(s["slot"], s["node"], s["role"], s["coordinates"]) for s in values["slots"]]
-        print("\n".join(table(("slot", "node", "role", "coordinates"), rows, "  ")))
-        if groups:
-            print("\n".join(_group_lines(found)))
+            screen = Screen(as_json=as_json)
+            if not watch:
+                screen.show(picture((await look(log)).state))
+                return
+            async with watching(log) as watcher:
+                while True:
+                    screen.show(picture(watcher.picture.state))
+                    await watcher.wait()
+                    await anyio.sleep(PERIOD_S)
 
     anyio.run(run)
+
+
+def _topology_lines(job: Job, *, groups: bool) -> list[str]:
+    axes = " ".join(f"{name}={size}" for name, size in job.declared.axes.items())
+    slots = topology_values(job)["slots"]
+    rows = [(s["slot"], s["node"], s["role"], s["coordinates"]) for s in slots]
+    lines = [f"job {job.job} ({axes}): epoch {job.epoch}"]
+    lines += table(("slot", "node", "role", "coordinates"), rows, "  ")
+    return [*lines, *_group_lines(job)] if groups else lines
 
 
 @topology.command(
