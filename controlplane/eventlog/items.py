@@ -1,11 +1,12 @@
 """What stands in the store, as its readers get it: key and value taken apart.
 
-Reading is total: a key that nobody of ours can have put there yields None and is passed over.
+Reading is total: a key that nobody of ours can have put there yields None and is passed over; a
+value that nobody of ours can have put under one of our own keys is named, in a `LogCorrupt`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -40,6 +41,12 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         if recorded.position != self.position:
             raise LogCorrupt(self.position, f"the entry says position {recorded.position}")
         return recorded
+
+
+def entries_of(keys: Keys, kvs: Iterable[KeyValue]) -> tuple[Entry, ...]:
+    """Read entries of the log, in the order given."""
+    placed = ((keys.position(kv.key), kv.value) for kv in kvs)
+    return tuple(Entry(position, value) for position, value in placed if position is not None)
 
 
 class InboxItem(msgspec.Struct, frozen=True):
@@ -107,10 +114,10 @@ def inbox_reader(keys: Keys) -> Callable[[KeyValue], InboxItem | None]:
     """Read facts that wait."""
 
     def build(parts: tuple[str, ...], kv: KeyValue) -> InboxItem:
-        writer, incarnation, counter = parts
-        return InboxItem(
-            writer, Incarnation(int(incarnation)), int(counter), kv.mod_revision, kv.value
-        )
+        writer, incarnation, counter = parts[0], Incarnation(int(parts[1])), int(parts[2])
+        if kv.key != keys.inbox(writer, incarnation, counter):
+            raise ValueError(kv.key)  # deleting what was sequenced would not hit it
+        return InboxItem(writer, incarnation, counter, kv.mod_revision, kv.value)
 
     return _reader(keys, "inbox", build)
 
@@ -153,3 +160,19 @@ def orders_reader(keys: Keys) -> Callable[[KeyValue], OrdersItem | None]:
         return OrdersItem(NodeId(node), kv.mod_revision, kv.value)
 
     return _reader(keys, "orders", build)
+
+
+def read_count(node: NodeId, found: Sequence[KeyValue]) -> Incarnation:
+    """Read the last incarnation given out for a node, 0 if none was. Raises LogCorrupt."""
+    value = found[0].value if found else b"0"
+    if not value.isdigit():
+        raise LogCorrupt(0, f"the count of incarnations of node {node} says {value[:40]!r}")
+    return Incarnation(int(value))
+
+
+def read_mark(node: NodeId, value: bytes) -> tuple[Incarnation, int]:
+    """Read which fact a node stated last: incarnation and counter. Raises LogCorrupt."""
+    parts = value.split(b".")
+    if len(parts) != 3 or not (parts[0].isdigit() and parts[1].isdigit()):
+        raise LogCorrupt(0, f"the counter of the facts of node {node} says {value[:40]!r}")
+    return Incarnation(int(parts[0])), int(parts[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from controlplane.eventlog.errors import NodeAlreadyAlive
 from controlplane.eventlog.holding import revoked_on_failure
+from controlplane.eventlog.items import node_reader, read_count
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.lease import LeaseKeeper
 from controlplane.eventlog.session import NodeSession, mark
@@ -37,7 +38,7 @@ async def _take_next(
 ) -> tuple[Incarnation, int] | None:
     """Try once; return incarnation and token, or None if another came and went meanwhile."""
     counted = (await store.range(keys.incarnations(node))).kvs
-    last = Incarnation(int(counted[0].value) if counted else 0)
+    last = read_count(node, counted)
     taken = Incarnation(last + 1)
     result = await settle(
         store,
@@ -55,9 +56,12 @@ async def _take_next(
     )
     if result.succeeded:
         return taken, result.revision
-    for alive in result.responses[0]:
-        incarnation = Incarnation(int(keys.parts(alive.key)[2]))
-        if alive.lease != lease:
-            raise NodeAlreadyAlive(node, incarnation)
-        return incarnation, alive.create_revision  # an earlier, unanswered try of ours
+    read = node_reader(keys)
+    for kv in result.responses[0]:
+        alive = read(kv)
+        if alive is None:
+            continue
+        if kv.lease != lease:
+            raise NodeAlreadyAlive(node, alive.incarnation)
+        return alive.incarnation, kv.create_revision  # an earlier, unanswered try of ours
     return None

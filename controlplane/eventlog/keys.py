@@ -33,6 +33,7 @@ from controlplane.eventlog.store import prefix_end
 from statemachine.ids import Incarnation, JobId, NodeId, Position, check_name
 
 _ROOT: Final = "/changeover/"
+_POSITION_DIGITS: Final = 20
 
 
 class Keys:
@@ -142,9 +143,12 @@ class Keys:
         return self._key(f"orders/{node}")
 
     def parts(self, key: bytes) -> tuple[str, ...]:
-        """Split a key of this fleet into the parts behind the root."""
-        return tuple(key.decode("ascii").removeprefix(self._root).split("/"))
+        """Split a key of this fleet, or what somebody else put there, behind the root."""
+        return tuple(key.decode("ascii", "replace").removeprefix(self._root).split("/"))
 
-    def position(self, key: bytes) -> Position:
-        """Read the position from the key of an entry."""
-        return Position(int(self.parts(key)[1]))
+    def position(self, key: bytes) -> Position | None:
+        """Read the position from the key of an entry; None of a key that names none."""
+        digits = key[len(self.log_all[0]) :]
+        if not digits.isdigit() or len(digits) != _POSITION_DIGITS:
+            return None
+        return Position(int(digits))

@@ -182,7 +182,7 @@ class Leadership:
         """Return if an earlier, unanswered try was applied; else raise why it was refused."""
         leader, head, entry = result.responses
         if not leader or leader[0].create_revision != self.term:
-            by = leader[0].value.decode() if leader else "nobody"
+            by = leader[0].value.decode(errors="replace") if leader else "nobody"
             raise self._depose(f"controller {self.controller}: {by} leads now")
         actual = read_head(head)
         applied = unsure and actual == new_head and batch.entries and entry

@@ -151,7 +151,9 @@ class EventLog:
     async def leader(self) -> tuple[str, int] | None:
         """Name and term of the controller that leads now."""
         found = await self.store.range(self._keys.leader)
-        return (found.kvs[0].value.decode(), found.kvs[0].create_revision) if found.kvs else None
+        if not found.kvs:
+            return None
+        return found.kvs[0].value.decode(errors="replace"), found.kvs[0].create_revision
 
     async def erase(self) -> None:
         """Delete everything that the fleet has in the store, its log included.

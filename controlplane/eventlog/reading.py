@@ -27,7 +27,7 @@ from controlplane.eventlog.errors import (
     Retry,
     TooLarge,
 )
-from controlplane.eventlog.items import Entry
+from controlplane.eventlog.items import Entry, entries_of
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.leadership import read_head
 from controlplane.eventlog.retention import read_mark
@@ -88,7 +88,7 @@ async def oldest_of(store: Store, keys: Keys) -> Position:
 
 
 def _dense(keys: Keys, kvs: tuple[KeyValue, ...], start: int, end: int) -> tuple[Entry, ...]:
-    entries = tuple(Entry(keys.position(kv.key), kv.value) for kv in kvs)
+    entries = entries_of(keys, kvs)
     for expected, entry in zip(range(start, end), entries, strict=False):
         if entry.position != expected:
             raise LogCorrupt(expected, "no entry, though the head is past it")
@@ -191,7 +191,7 @@ class Follower:
     def _took(self, batch: WatchBatch) -> bool:
         """Pass on what a watch says; False if there is a gap, or no room."""
         kvs = [change.kv for change in batch.changes if not change.deleted]
-        entries = tuple(Entry(self._keys.position(kv.key), kv.value) for kv in kvs)
+        entries = entries_of(self._keys, kvs)
         if not self._follows(entries):
             return False
         if entries:

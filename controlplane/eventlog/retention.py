@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from controlplane.eventlog.errors import LogCorrupt, Refused
-from controlplane.eventlog.items import Entry
+from controlplane.eventlog.items import Entry, entries_of
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.settle import settle
 from controlplane.eventlog.store import (
@@ -199,8 +199,8 @@ async def left_of(
     for at in range(start, stop + 1, DELETE_ENTRIES):
         end = min(at + DELETE_ENTRIES, stop + 1)
         page = await store.range(keys.log(at), keys.log(end), replay=True)
-        for kv in page.kvs:
-            yield Entry(keys.position(kv.key), kv.value)
+        for entry in entries_of(keys, page.kvs):
+            yield entry
 
 
 def _stands(keys: Keys, mark: Mark) -> Compare:

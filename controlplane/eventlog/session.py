@@ -26,6 +26,7 @@ import anyio
 
 from controlplane.eventlog.errors import Fenced, LeaseLost, OutcomeUnknown, Retry
 from controlplane.eventlog.holding import hold, revoked_on_failure, wait_until_gone
+from controlplane.eventlog.items import read_count, read_mark
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.lease import LeaseKeeper
 from controlplane.eventlog.settle import settle
@@ -161,9 +162,9 @@ class NodeSession:
     async def _learn(self, result: TxnResult, wanted: bytes) -> bool:
         """Find out why a statement was refused; True if it had been made by an earlier try."""
         for held in result.responses[0]:
-            incarnation, stated, _ = held.value.split(b".")
-            if int(incarnation) == self.incarnation and int(stated) > self._counter:
-                self._counter, self._mark = int(stated), held.value
+            incarnation, stated = read_mark(self.node, held.value)
+            if incarnation == self.incarnation and stated > self._counter:
+                self._counter, self._mark = stated, held.value
                 return held.value == wanted
         raise await self._died()
 
@@ -249,8 +250,9 @@ class NodeSession:
             alive, fenced, last = result.responses
             if fenced:
                 raise self._declare("declared lost by the controller")
-            if int(last[0].value) != self.incarnation:
-                raise self._declare(f"incarnation {int(last[0].value)} has taken its place")
+            newest = read_count(self.node, last)
+            if newest != self.incarnation:
+                raise self._declare(f"incarnation {newest} has taken its place")
             if alive and alive[0].lease == lease:
                 return alive[0].create_revision
         raise OutcomeUnknown(f"{self._name}: its key changes while it comes back; try again")

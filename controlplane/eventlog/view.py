@@ -7,7 +7,8 @@ what was read. Whatever ends a watch (a broken connection, compaction, a cluster
 leads to reading the whole range again and comparing. A watch that says nothing for a while is
 not believed either: it is dropped, and the range read again. A consumer sees, each time it asks,
 what differs from the time before; it may be arbitrarily slow, since a key that changed five times
-counts once, and memory is bounded by the range itself.
+counts once, one that came and went since the last look not at all, and memory is bounded by the
+range itself.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class View(Generic[T]):
         self._quiet_s = quiet_s
         self._items: dict[bytes, T] = {}
         self._written: dict[bytes, int] = {}
-        self._updated: dict[bytes, None] = {}
+        self._updated: dict[bytes, bool] = {}  # whether the consumer knows the key from before
         self._removed: dict[bytes, T] = {}
         self._revision = 0
         self._fresh = False
@@ -186,15 +187,15 @@ class View(Generic[T]):
         if item is None:
             self._drop(kv.key)
             return
+        self._updated.setdefault(kv.key, kv.key in self._items or kv.key in self._removed)
         self._items[kv.key] = item
         self._written[kv.key] = kv.mod_revision
-        self._updated[kv.key] = None
 
     def _drop(self, key: bytes) -> None:
         gone = self._items.pop(key, None)
         self._written.pop(key, None)
-        self._updated.pop(key, None)
-        if gone is not None:
+        is_known = self._updated.pop(key, True)
+        if gone is not None and is_known:
             self._removed[key] = gone
 
 

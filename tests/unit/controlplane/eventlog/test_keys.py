@@ -43,6 +43,16 @@ def test_the_order_of_keys_is_the_order_of_positions(left: int, right: int) -> N
     assert KEYS.position(KEYS.log(left)) == left
 
 
+@pytest.mark.parametrize(
+    "name",
+    [b"", b"7", b"x", b"\xff\xfe", b"%020d/1" % 1, b"%020dx" % 1, b"%021d" % 1, b"+%019d" % 1],
+)
+def test_what_is_no_key_of_an_entry_names_no_position(name: bytes) -> None:
+    """Whatever somebody else put beside the entries is none of them, and breaks no reader."""
+    assert KEYS.position(KEYS.log_all[0] + name) is None
+    assert KEYS.parts(KEYS.log_all[0] + name)[0] == "log"
+
+
 @given(st.binary(min_size=1, max_size=4), st.binary(max_size=6))
 def test_a_prefix_range_holds_what_starts_with_it(prefix: bytes, key: bytes) -> None:
     """`[prefix, prefix_end)` holds a key exactly if the key starts with the prefix."""
