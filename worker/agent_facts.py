@@ -5,8 +5,10 @@ is stated, and when, does not.
 
 Rules. A fact keeps the time at which it was observed, is made durable before the next one, and is
 never dropped: facts are few (a handful per transition), so an outage cannot pile up more than
-memory holds. Vitals are many, so only the newest window waits. Being fenced ends both; a lease that
-merely ended pauses them until the session is established again.
+memory holds. One that is too large for an event is stated with its long texts cut short: that a
+process ended must not get lost because it said so much. Vitals are many, so only the newest window
+waits. Being fenced ends both; a lease that merely ended pauses them until the session is
+established again.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections import deque
 from typing import Final, NoReturn
 
 import anyio
+from msgspec.structs import replace
 
 from controlplane.eventlog import (
     EventLogError,
@@ -35,6 +38,9 @@ log = logging.getLogger("worker.agent")
 PAUSES_S: Final = (0.02, 0.1, 0.5, 1.0)
 """Pauses between tries while the store is away; the last one repeats."""
 
+TEXT_CHARS_MAX: Final = 2_000
+"""Characters that are kept of a text in a fact that would be too large for an event."""
+
 VITALS_BUDGET_S: Final = 2.0
 """Seconds after which a window of vitals that could not be put is given up."""
 
@@ -42,6 +48,29 @@ VITALS_BUDGET_S: Final = 2.0
 def now_ms() -> int:
     """Unix time of this machine, in ms."""
     return time.time_ns() // 1_000_000
+
+
+def fit(event: AnyEvent) -> AnyEvent:
+    """The same fact, if it is too large with no text over `TEXT_CHARS_MAX`, and how much that cost.
+
+    Raises:
+        EventTooLarge: it is not its texts that make it large.
+    """
+    try:
+        encode_event(event)
+    except EventTooLarge as error:
+        log.error("cut short: %s", error)
+    else:
+        return event
+    kept: dict[str, str] = {}
+    for name in event.__struct_fields__:
+        text = getattr(event, name)
+        if isinstance(text, str) and len(text) > TEXT_CHARS_MAX:
+            left_out = len(text) - TEXT_CHARS_MAX
+            kept[name] = f"{text[:TEXT_CHARS_MAX]} (and {left_out} characters more)"
+    shortened = replace(event, **kept)
+    encode_event(shortened)
+    return shortened
 
 
 class FactQueue:
@@ -61,11 +90,11 @@ class FactQueue:
     def put(self, event: AnyEvent) -> None:
         """Let a fact be stated, observed now."""
         try:
-            encode_event(event)
+            fitting = fit(event)
         except EventTooLarge as error:
             log.error("not stated: %s", error)
             return
-        self._waiting.append((event, now_ms()))
+        self._waiting.append((fitting, now_ms()))
         if self._empty.is_set():
             self._empty = anyio.Event()
         self._wake.set()

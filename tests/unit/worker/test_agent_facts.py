@@ -11,7 +11,7 @@ from controlplane.eventlog import EventLog, Fenced, NodeSession
 from controlplane.eventlog.memory import MemoryStore
 from statemachine import events as e
 from statemachine.codec import EVENT_BYTES_MAX
-from statemachine.ids import Incarnation, JobId, NodeId
+from statemachine.ids import Incarnation, JobId, NodeId, SweepId
 from worker import agent_facts
 from worker.agent_facts import FactQueue, VitalsOutlet
 
@@ -149,10 +149,10 @@ async def test_a_lease_that_ended_pauses_and_a_loss_ends(place: Place) -> None:
     assert await place.reasons() == ["late"]
 
 
-async def test_a_fact_that_is_too_large_is_named_and_does_not_block_the_others(
+async def test_a_fact_with_too_much_to_say_is_stated_cut_short(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One impossible fact is reported in the log; those behind it are stated."""
+    """That a process ended is not lost because of what it said; what was left out is reported."""
     facts = FactQueue(place.session)
     with caplog.at_level(logging.ERROR):
         facts.put(exited("x" * EVENT_BYTES_MAX))
@@ -161,8 +161,35 @@ async def test_a_fact_that_is_too_large_is_named_and_does_not_block_the_others(
         with anyio.fail_after(5):
             await facts.drained()
 
-    assert await place.reasons() == ["small"]
+    cut, small = await place.reasons()
+    left_out = EVENT_BYTES_MAX - agent_facts.TEXT_CHARS_MAX
+    assert cut == "x" * agent_facts.TEXT_CHARS_MAX + f" (and {left_out} characters more)"
+    assert small == "small"
     assert "WorkerExited" in caplog.text
+
+
+async def test_a_fact_that_cannot_be_stated_is_named_and_does_not_block_the_others(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One impossible fact is reported in the agent's log; those behind it are stated."""
+    facts = FactQueue(place.session)
+    numbers = {f"gemm_{number}": 1.0 for number in range(EVENT_BYTES_MAX // 8)}
+    measured = e.SweepRoundFinished(
+        sweep=SweepId(1),
+        node=NODE,
+        incarnation=Incarnation(1),
+        round="solo",
+        measurements=numbers,
+    )
+    with caplog.at_level(logging.ERROR):
+        facts.put(measured)
+    facts.put(exited("small"))
+    async with stating(facts):
+        with anyio.fail_after(5):
+            await facts.drained()
+
+    assert await place.reasons() == ["small"]
+    assert "not stated: SweepRoundFinished" in caplog.text
 
 
 async def test_only_the_newest_vitals_wait(place: Place) -> None:
