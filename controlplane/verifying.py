@@ -2,9 +2,12 @@
 
 What belongs here: walking a log and stopping at the first fault. Checked are: positions are dense
 and begin with 1 (in a file: with whatever its first line says); every entry decodes and says its
-own position; `at_ms` never decreases; no step breaks an invariant; what a writer numbered stands
-once and in order of its numbers; every snapshot that is passed holds what the log folds to. Of an
-archive also: the chain of its segments, and that it holds all that has left the store.
+own position; `at_ms` never decreases; no step and no state breaks an invariant; what a writer
+numbered stands once and in order of its numbers; every snapshot that is passed holds what the log
+folds to. Of an archive also: the chain of its segments, and that it holds all that left the store.
+
+To look at a whole state costs as much as the fleet is large. So one in as many is looked at as the
+fleet has nodes, which costs every event the same; a fault is then found between two by halving.
 
 A number that is missing is told and is no fault: a fact that could not enter leaves such a gap.
 """
@@ -31,10 +34,14 @@ from controlplane.turn import count
 from statemachine.codec import decode_recorded
 from statemachine.errors import EventCorrupt, UsageError
 from statemachine.events import Recorded, UnknownEvent
-from statemachine.evolve import evolve
+from statemachine.evolve import evolve, fold
 from statemachine.ids import Position
-from statemachine.invariants import check_step
+from statemachine.invariants import check, check_step
 from statemachine.sealing import has_seal, unsealed
+from statemachine.state import FleetState
+
+LOOK_EVERY_MIN: Final = 32
+"""Events between two looks at the whole state, at least."""
 
 GAPS_MAX: Final = 100
 """Missing facts that are named one by one, for each gap."""
@@ -99,6 +106,8 @@ class Verifier:
         self._kinds: Counter[str] = Counter()
         self._numbers: dict[tuple[str, int], int] = {}
         self._gaps: list[str] = []
+        self._sound = image.state if image is not None else None
+        self._since: list[tuple[Recorded, str]] = []  # behind the last state that was looked at
 
     def take(self, recorded: Recorded, where: str = "") -> None:
         """Check the next entry.
@@ -131,6 +140,25 @@ class Verifier:
                     self.image.counters, recorded.writer, recorded.incarnation, recorded.counter
                 ),
             )
+            self._since.append((recorded, where))
+            if len(self._since) >= max(LOOK_EVERY_MIN, len(after.nodes)):
+                self._look(after)
+
+    def _look(self, state: FleetState) -> None:
+        """Check a whole state, and find the event that broke what does not hold of it."""
+        if self._since and check(state):
+            sound, suspects = self._sound or FleetState(), self._since
+            while len(suspects) > 1:
+                half = suspects[: len(suspects) // 2]
+                middle = fold(sound, [recorded for recorded, _ in half])
+                if check(middle):
+                    suspects = half
+                else:
+                    sound, suspects = middle, suspects[len(half) :]
+            ((recorded, where),) = suspects
+            breach = check(evolve(sound, recorded))[0]
+            raise self._refuted(recorded.position, where, str(breach))
+        self._sound, self._since = state, []
 
     def _check_number(self, recorded: Recorded, where: str) -> None:
         """Check that a fact follows its writer's last one; note those that are missing between."""
@@ -154,6 +182,10 @@ class Verifier:
         if self.image is not None and found != self.image:
             fault = "its snapshot is not what the log folds to"
             raise self._refuted(manifest.position, "", fault)
+        if self.image is None:
+            self._sound = found.state
+            for breach in check(found.state):
+                raise self._refuted(manifest.position, "", f"its snapshot: {breach}")
         self.image = found
         self.snapshots += 1
 
@@ -162,7 +194,13 @@ class Verifier:
         return LogRefuted(f"{self._source}: position {position}{at}: {fault}")
 
     def findings(self) -> Findings:
-        """What was found, once every entry was taken."""
+        """What was found, once every entry was taken.
+
+        Raises:
+            LogRefuted: the last state does not hold.
+        """
+        if self.image is not None:
+            self._look(self.image.state)
         return Findings(
             entries=self._kinds.total(),
             first=self._first if self._first is not None and self._kinds else 0,

@@ -114,6 +114,13 @@ def a_decision_without_reason(log: Log) -> None:
     log[find(log, "TransitionPlanned", 1)]["event"]["reason"] = ""
 
 
+def two_slots_for_one(log: Log) -> None:
+    """A launch that gives two slots to one node: every step of it looks as it should."""
+    plan = log[find(log, "TransitionPlanned")]["event"]
+    plan["changes"][3]["joiner"] = "n2"
+    plan["required"].remove("n3")
+
+
 @pytest.mark.parametrize(
     ("harm", "line", "words"),
     [
@@ -128,6 +135,7 @@ def a_decision_without_reason(log: Log) -> None:
         (a_commit_of_nobody, 39, "invariant 13"),
         (a_second_commit, 41, "invariant 19"),
         (a_decision_without_reason, 34, "invariant 17"),
+        (two_slots_for_one, 19, "invariant [12] .*n2"),
     ],
 )
 def test_what_was_tampered_with_is_named(
