@@ -206,7 +206,7 @@ def placed(
             if before.state is NodeState.RETIRED:
                 entries = ()
             node = replace(
-                stale(node),
+                stale(node, e.NodePooled),
                 quarantine="",
                 retired="",
                 drained_by="",
@@ -224,10 +224,10 @@ def placed(
     return put_node(state, replace(node, quarantined_at_ms=entries), before)
 
 
-def stale(node: Node) -> Node:
-    """The node once what it rehearsed counts no more: it was away from the pool."""
+def stale(node: Node, kind: type[e.Event]) -> Node:
+    """The node once what it rehearsed counts no more: by `kind` it comes back to the pool."""
     rehearsals = tuple(
-        replace(entry, warmth=next_warmth(entry.warmth, e.NodePooled)) for entry in node.rehearsals
+        replace(entry, warmth=next_warmth(entry.warmth, kind)) for entry in node.rehearsals
     )
     return replace(node, rehearsals=rehearsals)
 
@@ -311,7 +311,7 @@ def certified(state: FleetState, event: e.CertificateIssued) -> FleetState:
         return state
     state = _remember(state, before, event)
     node = replace(
-        stale(moved(state, before, e.CertificateIssued)),
+        stale(moved(state, before, e.CertificateIssued), e.CertificateIssued),
         certificate=event,
         remedy=None,
         remedies=0,

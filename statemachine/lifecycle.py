@@ -141,7 +141,8 @@ NODE_TABLE: Final[Mapping[NodeState, Mapping[type[e.Event], NodeState]]] = {
     _S.LOST: {e.NodeJoined: _S.JOINING},
     _S.GONE: {e.NodeJoined: _S.JOINING},
 }
-"""{state: {type of event: next state}}; an unknown node that joins is JOINING."""
+"""{state: {type of event: next state}}, of one life of a node. A new life, which `NodeJoined`
+begins, is JOINING from the start, whatever its node was and whether the last one was missed."""
 
 TRANSITION_TABLE: Final[Mapping[Phase, Mapping[type[e.Event], Phase]]] = {
     Phase.PREPARING: {e.TransitionCommitted: Phase.COMMITTED, e.TransitionAborted: Phase.ABORTED},
@@ -158,14 +159,15 @@ WARMUP_TABLE: Final[Mapping[Warmth, Mapping[type[e.Event], Warmth]]] = {
         e.WarmupStarted: Warmth.WARMING,
         e.WorkerReady: Warmth.STALE,
         e.NodePooled: Warmth.STALE,
+        e.CertificateIssued: Warmth.STALE,
         e.RecordingMade: Warmth.STALE,
     },
     Warmth.STALE: {e.WarmupStarted: Warmth.WARMING},
     Warmth.FAILED: {e.WarmupStarted: Warmth.WARMING},
 }
 """A new training process (`WorkerReady`) has rehearsed nothing, and a node that returns to the
-pool was used for something else since: what was warm is stale. So is what was rehearsed with
-another recording than the job's present one."""
+pool, certified or not, was used for something else since: what was warm is stale. So is what was
+rehearsed with another recording than the job's present one."""
 
 
 def next_node_state(state: NodeState, kind: type[e.Event]) -> NodeState:
