@@ -17,9 +17,11 @@ from controlplane.eventlog import Batch, Deposed, Fenced, NoSpace
 from controlplane.eventlog.memory import MemoryStore
 from controlplane.eventlog.store import Put
 from controlplane.server import lead_again_and_again
+from controlplane.verifying import verify_log
 from statemachine import events as e
 from statemachine.ids import Epoch, JobId, NodeId, Role, Slot
 from statemachine.lifecycle import NodeState, Phase
+from statemachine.topology import decode_desired
 from statemachine.vitals import CPU_MS, STEP_MS, WAIT_MS, WORK_MS, Vitals, encode_vitals, summarise
 
 if TYPE_CHECKING:
@@ -316,6 +318,74 @@ def test_a_full_store_ends_no_training(
         assert fleet.said(e.NodeLost) == []
 
     play_virtually(scenario, store)
+
+
+def test_what_is_said_while_the_store_is_full_is_not_lost(
+    play_virtually: Callable[[Scenario, MemoryStore], None],
+) -> None:
+    """A node that dies meanwhile is replaced once there is room, on the word of its peers, each of
+    whose facts is in the log once; nobody else's training ends.
+    """
+    store = MemoryStore()
+
+    async def scenario(fleet: Fleet) -> None:
+        settings = Settings(controller="c0", fleet=fleet.log.fleet, knobs=KNOBS)
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(lead_again_and_again, fleet.log, settings, wait=True))
+            for number in range(5):
+                await fleet.start_node(f"n{number}")
+            await fleet.declare(4, standbys=1)
+            await fleet.until(epoch_is(1), "the launch")
+            await fleet.until(state_is("n4", NodeState.STANDBY), "a warm standby")
+            stayers = [fleet.nodes[name].process for name in ("n0", "n2", "n3", "n4")]
+            store.faults.full = True
+            await fleet.kill_node("n1", seen_by=["n0", "n2"])
+            await anyio.sleep(30.0)
+            assert fleet.state.jobs[JOB].epoch == 1
+            store.faults.full = False
+            await fleet.until(epoch_is(2), "the swap", within_s=60.0)
+            group.cancel_scope.cancel()
+        assert fleet.holder(1) == "n4"
+        assert sorted(str(each.node) for each in fleet.said(e.PeerReset)) == ["n0", "n2"]
+        assert [process.exit for process in stayers] == [None] * 4
+        assert (await verify_log(fleet.log)).gaps == ()
+
+    play_virtually(scenario, store)
+
+
+def test_what_nobody_of_ours_wrote_ends_nothing(
+    play_virtually: Callable[[Scenario, MemoryStore], None],
+) -> None:
+    """Garbage over projected keys and vitals, and under every prefix: all train on, the next loss
+    is repaired, and who leads next puts the keys right.
+    """
+
+    async def scenario(fleet: Fleet) -> None:
+        await launched(fleet)
+        keys, one = fleet.log._keys, fleet.incarnation("n0")
+        before = [fleet.nodes[name].process for name in sorted(fleet.nodes)]
+        spans = (keys.log_all, keys.inbox_all, keys.nodes_all, keys.vitals_all, keys.desired_all)
+        spans = (*spans, keys.orders_all, keys.snapshots_all)
+        foreign = [(start + name, b"?") for start, _ in spans for name in (b"\xff", b"x/y/z")]
+        ours = [keys.desired(JOB), keys.orders(NodeId("n0")), keys.vitals(NodeId("n0"), one)]
+        for key, value in [*foreign, *((key, b"\xff\x00 no JSON") for key in ours)]:
+            await fleet.log.store.txn((), (Put(key, value),))
+        await anyio.sleep(5.0)
+        assert [process.exit for process in before] == [None] * 5
+        await fleet.kill_node("n1", seen_by=["n0"])
+        await fleet.until(epoch_is(2), "the swap")
+        for key in ours[:2]:
+            await fleet.log.store.txn((), (Put(key, b"{}"),))
+        fleet.kill_controller("c0")
+        await fleet.start_controller("c1", KNOBS)
+        await fleet.until(lambda state: state.controller == "c1", "the takeover")
+        await anyio.sleep(1.0)
+        standing = await fleet.log.desired(JOB)
+        assert standing is not None
+        assert decode_desired(standing).epoch == 2
+        assert (await verify_log(fleet.log)).entries == fleet.state.position
+
+    play_virtually(scenario, MemoryStore())
 
 
 # --- means ------------------------------------------------------------------------------------

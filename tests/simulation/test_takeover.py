@@ -86,26 +86,32 @@ class CutStore:
         return result
 
 
-async def doomed(fleet: Fleet) -> CutStore:
-    """Launch under a controller whose connection can be cut."""
+async def doomed(fleet: Fleet, story: Story) -> CutStore:
+    """Launch what a story begins with, under a controller whose connection can be cut."""
     store = CutStore(fleet.log.store, fleet.log)
     real, fleet.log = fleet.log, EventLog(cast("Store", store), fleet.log.fleet)
-    await fleet.start_controller("c0", KNOBS, ttl_s=LEADER_TTL_S)
+    await fleet.start_controller("c0", knobs_of(story), ttl_s=LEADER_TTL_S)
     for number in range(6):
         lagging = LaggingStore(real.store, (number + 1) * LAG_S)
         fleet.log = EventLog(cast("Store", lagging), real.fleet)
         await fleet.start_node(f"n{number}")
     fleet.log = real
-    await fleet.declare(4, standbys=1)
-    await fleet.until(epoch_is(1), "the launch")
-    for name in ("n4", "n5"):
-        await fleet.until(state_is(name, NodeState.STANDBY), f"{name} is warm")
+    if story is not a_job_is_launched:
+        await a_job_is_launched(fleet)
     await anyio.sleep(0.5)  # until everybody has said what there is to say
     store.appended.clear()
     return store
 
 
 # --- the stories: each ends with the fleet at rest ------------------------------------------------
+
+
+async def a_job_is_launched(fleet: Fleet) -> None:
+    """Four of six nodes get the slots, the others rehearse."""
+    await fleet.declare(4, standbys=1)
+    await fleet.until(epoch_is(1), "the launch", within_s=60)
+    for name in ("n4", "n5"):
+        await fleet.until(state_is(name, NodeState.STANDBY), f"{name} is warm", within_s=60)
 
 
 async def a_node_is_killed(fleet: Fleet) -> None:
@@ -150,23 +156,45 @@ async def a_drain_is_refused_by_the_clock(fleet: Fleet) -> None:
     assert fleet.holder(2) == "n2"
 
 
+async def a_job_shrinks_and_grows(fleet: Fleet) -> None:
+    """Nobody is left to take a slot: the job goes on without it, until a node comes."""
+    for name in ("n4", "n5"):
+        await fleet.kill_node(name, seen_by=())
+        await fleet.until(state_is(name, NodeState.LOST), f"{name} is missed", within_s=60)
+    await fleet.kill_node("n1", seen_by=["n0", "n2"])
+    await fleet.until(epoch_is(2), "the shrink", within_s=60)
+    assert list(fleet.state.jobs[JOB].idle) == [1]
+    await fleet.start_node("n4")
+    await fleet.until(epoch_is(3), "the growth", within_s=60)
+    assert [fleet.holder(slot) for slot in range(4)] == ["n0", "n4", "n2", "n3"]
+
+
+def knobs_of(story: Story) -> dict[str, object]:
+    """The policy that a story's controllers are configured with."""
+    if story is a_job_shrinks_and_grows:
+        return KNOBS | {"on_loss": ["standby", "cold", "shrink"]}
+    return KNOBS
+
+
 STORIES: tuple[Story, ...] = (
+    a_job_is_launched,
     a_node_is_killed,
     a_node_is_drained,
     a_joiner_dies_too,
     a_drain_is_refused_by_the_clock,
+    a_job_shrinks_and_grows,
 )
 
 
 async def play_cut(fleet: Fleet, story: Story, wanted: Wanted, rest_s: float = 3.0) -> bool:
     """Play a story, let its controller die behind an entry, and another take over; did it die?"""
-    store = await doomed(fleet)
+    store = await doomed(fleet, story)
     store.wanted = wanted
 
     async def succeed() -> None:
         await store.cut.wait()
         fleet.kill_controller("c0")
-        await fleet.start_controller("c1", KNOBS, ttl_s=LEADER_TTL_S)
+        await fleet.start_controller("c1", knobs_of(story), ttl_s=LEADER_TTL_S)
 
     async with anyio.create_task_group() as group:
         group.start_soon(succeed)
@@ -187,7 +215,7 @@ def appends_of(story: Story) -> list[int]:
     found: list[int] = []
 
     async def scenario(fleet: Fleet) -> None:
-        store = await doomed(fleet)
+        store = await doomed(fleet, story)
         await story(fleet)
         found.extend(store.appended)
 
