@@ -262,11 +262,17 @@ class Layout(Struct, frozen=True, kw_only=True, dict=True):
 
     def replicas_of(self, slot: int) -> tuple[Slot, ...]:
         """Return the other slots each of which holds all state that `slot` holds, ascending."""
-        ranks = self.ranks_of(slot)
+        self._check("slot", slot, self.slot_count)
         kind = self._kinds.get(self.replica_axis)
         if kind is None:
             return ()
         per_node = self.ranks_per_node
+        (size, stride), *more = kind.inside
+        if not more and stride % per_node == 0:  # all ranks of a node move along the axis together
+            step, at = stride // per_node, slot * per_node // stride % size
+            first = slot - at * step
+            return tuple(Slot(first + step * place) for place in range(size) if place != at)
+        ranks = self.ranks_of(slot)
         holders = [
             {Slot(rank // per_node) for rank in kind.ranks(index)}
             for index in sorted({kind.index_of(rank) for rank in ranks})
