@@ -34,18 +34,24 @@ def ettr(scenario: Scenario, recipe: Recipe) -> float | None:
     detect_s = costs.detect_s + sum(
         each.share * (each.detect_s + each.locate_s) for each in faults.classes
     )
+    rolls_back = recipe.rolls_back
     if recipe.family == "swap":
         down_s = detect_s + (costs.pause_unplanned_s if recipe.standby else 0.0)
         if not recipe.standby:
             down_s += costs.infra_s + costs.cold_s
         pause_s = costs.pause_planned_s
+        if scenario.job.axes.get("dp", 1) == 1:  # nobody else holds what a lost slot held
+            down_s = detect_s + costs.pause_loading_s
+            if not recipe.standby:
+                down_s += costs.infra_s + max(0.0, costs.cold_s - costs.pause_unplanned_s)
+            rolls_back = True
     else:
         infra_s = costs.infra_s if recipe.reschedule else 0.0
         down_s = detect_s + infra_s + costs.restart_s
         pause_s = infra_s + costs.restart_s
     if recipe.shrinks:
         return _shrinking(scenario, costs, rate, detect_s)
-    interval_s = scenario.job.checkpoint_interval_s if recipe.rolls_back else scenario.job.step_s
+    interval_s = scenario.job.checkpoint_interval_s if rolls_back else scenario.job.step_s
     overhead = 1 + scenario.job.checkpoint_stall_s / scenario.job.checkpoint_interval_s
     stretched_s = interval_s * overhead  # wall time, while up, that one interval of work takes
     planned = rate * faults.planned_per_unplanned

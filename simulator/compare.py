@@ -10,9 +10,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait as ready_of
 from threading import Thread
+from typing import Self
 
 import msgspec
 from msgspec import Struct
@@ -46,6 +48,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     grey: int
     caught: int
     sweeps: int
+    restored: int
     human_h: float
     down_s: float
     slow_s: float
@@ -73,6 +76,8 @@ class Row(Struct, frozen=True, kw_only=True):
     cold: float
     caught: float
     grey: float
+    restored: float
+    """Times that the job went back to a checkpoint."""
     downtime_p50_s: float
     downtime_p99_s: float
     against: str
@@ -123,6 +128,7 @@ def _sample(
         grey=totals.grey,
         caught=totals.caught,
         sweeps=totals.sweeps,
+        restored=totals.restored,
         human_h=totals.human_h,
         down_s=totals.down_s,
         slow_s=totals.slow_s,
@@ -144,39 +150,74 @@ def replication(task: Task) -> list[Sample]:
     return [one(scenario, strategy, number) for strategy in strategies]
 
 
-def spread(
-    tasks: Sequence[Task], workers: int, progress: Progress | None = None
-) -> Iterator[tuple[int, list[Sample]]]:
-    """Run tasks in processes; yield (index, samples) as they come."""
-    if workers <= 1 or len(tasks) == 1:
-        for index, task in enumerate(tasks):
-            yield index, replication(task)
-            if progress is not None:
-                progress(index + 1, len(tasks))
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker) as pool:
-        waiting: dict[Future[list[Sample]], int] = {
-            pool.submit(replication, task): index for index, task in enumerate(tasks)
-        }
+class Crew:
+    """Processes that run replications, started when they are first needed and kept until the end:
+    to start one takes as long as many a replication.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        """Begin without any process."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End every process; after an error, without waiting for what they are at."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+    def spread(
+        self, tasks: Sequence[Task], progress: Progress | None = None
+    ) -> Iterator[tuple[int, list[Sample]]]:
+        """Run tasks; yield (index, samples) as they come."""
+        if self.workers <= 1 or len(tasks) == 1:
+            for index, task in enumerate(tasks):
+                yield index, replication(task)
+                if progress is not None:
+                    progress(index + 1, len(tasks))
+            return
+        waiting = self._submitted(tasks)
         done_count = 0
-        try:
-            while waiting:
-                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    done_count += 1
-                    yield waiting.pop(future), future.result()
-                    if progress is not None:
-                        progress(done_count, len(tasks))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                done_count += 1
+                yield waiting.pop(future), future.result()
+                if progress is not None:
+                    progress(done_count, len(tasks))
+
+    def _submitted(self, tasks: Sequence[Task]) -> dict[Future[list[Sample]], int]:
+        pool = self._pool
+        if pool is None:
+            pool = ProcessPoolExecutor(self.workers, get_context("spawn"), _begin_worker)
+            self._pool = pool
+        found: dict[Future[list[Sample]], int] = {}
+        with _deaf_to_ctrl_c():  # the first ones start the processes
+            for index in range(min(self.workers, len(tasks))):
+                found[pool.submit(replication, tasks[index])] = index
+        for index in range(len(found), len(tasks)):
+            found[pool.submit(replication, tasks[index])] = index
+        return found
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes begun in here never hear Ctrl-C, which is the parent's to answer: they keep its
+    mask. The parent hears it afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and end with it, however it ends: a killed parent closes no
-    queue that its workers wait at.
+    """End with the parent, however it ends: a killed one closes no queue that its workers wait
+    at.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = parent_process()
     if parent is not None:
         Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
@@ -197,7 +238,8 @@ def compare(
     tasks = [(scenario, tuple(strategies), number) for number in range(scenario.replications)]
     done: dict[int, list[Sample]] = {}
     try:
-        done.update(spread(tasks, workers, progress))
+        with Crew(workers) as crew:
+            done.update(crew.spread(tasks, progress))
     except KeyboardInterrupt:
         if not done:
             raise
@@ -245,6 +287,7 @@ def _row(scenario: Scenario, place: int, against: str, done: Sequence[Sequence[S
         cold=mean("cold"),
         caught=mean("caught"),
         grey=mean("grey"),
+        restored=mean("restored"),
         downtime_p50_s=mean("downtime_p50_s"),
         downtime_p99_s=mean("downtime_p99_s"),
         against=against,

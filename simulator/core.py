@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
+from rpds import HashTrieMap, HashTrieSet
 
 from simulator.agenda import Agenda
 from simulator.scenario import Scenario
@@ -29,8 +30,9 @@ from statemachine import events as e
 from statemachine import messages as m
 from statemachine.decide import next_deadline, settle
 from statemachine.evolve import evolve
-from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot
-from statemachine.lifecycle import NodeState
+from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Position, Slot, TransitionId
+from statemachine.indexes import PRESENT, refresh_pool
+from statemachine.lifecycle import AWAY_STATES, NodeState
 from statemachine.participant import (
     Instruction,
     Participant,
@@ -81,7 +83,7 @@ def number_of(node: str) -> int:
 class Core:
     """One fleet's state, and the participants of the nodes that have a record."""
 
-    def __init__(self, scenario: Scenario, agenda: Agenda, replies: Replies) -> None:
+    def __init__(self, scenario: Scenario, agenda: Agenda, replies: Replies, standbys: int) -> None:
         self.scenario = scenario
         self.agenda = agenda
         self.replies = replies
@@ -89,6 +91,8 @@ class Core:
         self.aside: dict[NodeId, Node] = {}
         self.keep: Callable[[e.Recorded], None] | None = None
         self.entries = 0
+        self._ended: set[NodeId] = set()
+        """Whose life ended since records were put aside last."""
         self._digest = hashlib.blake2b(digest_size=16)
         self._dirty_jobs = False
         self._dirty_nodes: set[NodeId] = set()
@@ -104,7 +108,7 @@ class Core:
             job=JOB,
             axes=dict(scenario.job.axes),
             ranks_per_node=scenario.fleet.gpus_per_node,
-            standbys=scenario.fleet.standbys,
+            standbys=standbys,
             by="simctl",
         )
 
@@ -150,6 +154,8 @@ class Core:
         self._digest.update(encode_entry(entry))
         if self.keep is not None:
             self.keep(entry)
+        if isinstance(entry.event, e.NodeLeft | e.NodeLost):
+            self._ended.add(entry.event.node)
         jobs, nodes = subjects(entry.event)
         self._dirty_jobs = self._dirty_jobs or bool(jobs)
         self._dirty_nodes.update(nodes)
@@ -226,7 +232,7 @@ class Core:
     def join(self, number: int, incarnation: int, *, ready: bool = True) -> None:
         """A machine's agent takes a lease and its training process is ready."""
         name = node_id(number)
-        self.aside.pop(name, None)
+        self.recall(number)
         me = Participant(node=name, incarnation=Incarnation(incarnation), job=JOB)
         self.participants[name] = me
         self.submit(
@@ -243,6 +249,15 @@ class Core:
         if ready:
             self._took(on_message(me, _ready(name)))
 
+    def recall(self, number: int) -> Node | None:
+        """The record of a machine whose life is over, back in the state: the fleet remembers it."""
+        name = node_id(number)
+        node = self.aside.pop(name, None)
+        if node is not None and node.state in AWAY_STATES:
+            self.state = replace(self.state, nodes=self.state.nodes.insert(name, node))
+            self._ended.add(name)
+        return self.state.nodes.get(name)
+
     def part(self, number: int) -> None:
         """A machine's participant is no more."""
         self.participants.pop(node_id(number), None)
@@ -250,7 +265,7 @@ class Core:
     def launch_implicit(self) -> None:
         """The job as it is after its launch, with every holder implicit."""
         self.submit(self.declared)
-        job = replace(self.job, epoch=Epoch(1), last_transition=1, launched=True)
+        job = replace(self.job, epoch=Epoch(1), last_transition=1, launched=True, began=True)
         reference = {"gemm_gflops_best": 100.0, "link_mbps_best": 100.0}
         self.state = replace(
             self.state,
@@ -258,6 +273,31 @@ class Core:
             present=self.scenario.slots,
             reference=self.state.reference.insert(HARDWARE, (reference,)),
         )
+
+    def relaunch_implicit(self, revived: Iterable[NodeId]) -> None:
+        """The job after a launch from a checkpoint: holders are implicit again, and so are those
+        whose record says that an earlier life is over.
+        """
+        parties = {name for n in self.state.sweeps for name in self.state.sweeps[n].parties()}
+        nodes, found = self.state.nodes, 0
+        for name in revived:
+            self.aside.pop(name, None)
+            found += 1
+            if name in nodes and name not in parties:
+                nodes = nodes.remove(name)
+        before = self.job
+        job = replace(
+            before,
+            epoch=Epoch(before.epoch + 1),
+            last_transition=TransitionId(before.last_transition + 1),
+            launched=True,
+            began=True,
+            vacant=HashTrieSet(),
+            holders=HashTrieMap(),
+        )
+        state = replace(self.state, nodes=nodes, present=self.state.present + found)
+        self.state = refresh_pool(replace(state, jobs=state.jobs.insert(JOB, job)), job)
+        self._dirty_jobs = self._unsettled = True
 
     def materialise(self, number: int, slot: int, incarnation: int) -> None:
         """Give a healthy holder its record back."""
@@ -305,15 +345,20 @@ class Core:
             worker=worker,
             job=JOB,
             slot=Slot(slot),
+            indexed=PRESENT,
         )
 
     def put_aside(self, needed: Iterable[NodeId]) -> None:
-        """Make every healthy holder implicit again that nothing concerns."""
+        """Make every healthy holder implicit again that nothing concerns, and put away what is
+        remembered of machines that are no more: rules look through all records there are.
+        """
         job = self.state.jobs.get(JOB)
         if job is None or job.pending is not None or job.vacant:
             return
-        wanted = set(needed) | {self.state.sweeps[n].request.partner for n in self.state.sweeps}
-        state, holders = self.state, job.holders
+        wanted = set(needed)
+        for number in self.state.sweeps:
+            wanted.update(self.state.sweeps[number].parties())
+        state, holders = self._without_ended(wanted), job.holders
         for slot in sorted(holders):
             name = holders[slot]
             node = state.nodes.get(name)
@@ -327,6 +372,16 @@ class Core:
             state = replace(state, nodes=state.nodes.remove(name))
         job = replace(job, holders=holders)
         self.state = replace(state, jobs=state.jobs.insert(JOB, job))
+
+    def _without_ended(self, wanted: set[NodeId]) -> FleetState:
+        nodes = self.state.nodes
+        for name in sorted(self._ended - wanted):
+            node = nodes.get(name)
+            if node is not None and node.state in AWAY_STATES:
+                self.aside[name] = node
+                nodes = nodes.remove(name)
+        self._ended &= wanted
+        return replace(self.state, nodes=nodes)
 
 
 def _ready(name: NodeId) -> m.Ready:

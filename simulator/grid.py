@@ -9,12 +9,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import Struct
 
-from simulator.compare import Progress, Sample, Task, spread
+from simulator.compare import Crew, Progress, Sample, Task
 from simulator.errors import BadScenario
 from simulator.scenario import Scenario
 from simulator.scenario_file import build
@@ -98,14 +98,14 @@ def run_grid(
     done = _read(results, of)
     batch = max(4, workers)
     finished = True
-    with results.open("ab") as out:
+    with _opened(results) as out, Crew(workers) as crew:
         if not results.stat().st_size:
             out.write(msgspec.json.encode(_Head(of=of)) + b"\n")
         try:
             while tasks := _tasks(
                 scenarios, strategies, done, relative=relative, most=most, batch=batch
             ):
-                for index, samples in spread([task for _, task in tasks], workers):
+                for index, samples in crew.spread([task for _, task in tasks]):
                     (key, number), _ = tasks[index]
                     done[key][number] = samples
                     line = _Line(cell=key, replication=number, samples=samples)
@@ -180,11 +180,21 @@ def _cell(
     )
 
 
+def _opened(results: Path) -> BinaryIO:
+    try:
+        return results.open("ab")
+    except OSError as error:
+        raise BadScenario(f"{results}: cannot be written: {error.strerror}") from error
+
+
 def _read(results: Path, of: str) -> dict[str, dict[int, list[Sample]]]:
     done: dict[str, dict[int, list[Sample]]] = {}
     if not results.exists():
         return done
-    raw = results.read_bytes()
+    try:
+        raw = results.read_bytes()
+    except OSError as error:
+        raise BadScenario(f"{results}: cannot be read: {error.strerror}") from error
     whole = raw[: raw.rfind(b"\n") + 1]  # a last line that was being written is run again
     if len(whole) != len(raw):
         results.write_bytes(whole)

@@ -38,6 +38,8 @@ class Totals(Struct, kw_only=True):
     """Times that machines had to be chosen while the job stood still."""
     preempted: int = 0
     sweeps: int = 0
+    restored: int = 0
+    """Times that the job went back to a checkpoint, since nobody held some of its state."""
     downtimes_s: list[float] = []
     lost_at_s: list[float] = []
     """When the job lost a machine."""
@@ -106,6 +108,15 @@ class Meter:
         self._work_s -= lost_s
         self.totals.lost_s += lost_s
 
+    @property
+    def step(self) -> int:
+        """The last step that is done; -1: none."""
+        return int(self._work_s / self._step_s + 1e-9) - 1
+
+    def saved_step(self, interval_s: float) -> int:
+        """The last step that is in a checkpoint; -1: none."""
+        return int(self._work_s // interval_s * interval_s / self._step_s + 1e-9) - 1
+
     def to_boundary_s(self, interval_s: float = 0.0) -> float:
         """Wall time until the next multiple of an interval of work (a step, by default)."""
         interval_s = interval_s or self._step_s
@@ -122,25 +133,30 @@ def pace(slow: Mapping[int, float], axes: Mapping[str, int], per_node: int, micr
     """Speed of a job (1: healthy) whose slots have these factors of work.
 
     A pipeline of p stages and m microbatches takes (m - 1) times its slowest stage plus one pass
-    through all; replicas wait for the slowest pipeline; ranks of one stage for their slowest.
+    through all. Ranks of a stage exchange in every layer (tensors, contexts, experts), so a stage
+    is as slow as its slowest machine; replicas (`dp`) meet at the end of the step only, and wait
+    for the slowest pipeline.
     """
     if not slow:
         return 1.0
     stages = axes.get("pp", 1)
-    inner = 1
-    for name in list(axes)[list(axes).index("pp") + 1 :] if "pp" in axes else ():
-        inner *= axes[name]
-    per_stage = max(1, inner // per_node)
-    pipelines: dict[int, dict[int, float]] = {}
-    for slot, factor in slow.items():
-        stage = slot // per_stage % stages
-        place = slot // (per_stage * stages) * per_stage + slot % per_stage
-        found = pipelines.setdefault(place, {})
-        found[stage] = max(found.get(stage, 1.0), factor)
-    # Ranks beside each other in a stage exchange per layer, so a stage is as slow as its slowest
-    # machine in the same pipeline; pipelines meet only at the end of the step.
     worst = 1.0
-    for factors in pipelines.values():
+    for factors in _pipelines(slow, axes, per_node).values():
         total = (micro - 1) * max(factors.values()) + stages + sum(f - 1 for f in factors.values())
         worst = max(worst, total / (micro - 1 + stages))
     return 1 / worst
+
+
+def _pipelines(
+    slow: Mapping[int, float], axes: Mapping[str, int], per_node: int
+) -> dict[int, dict[int, float]]:
+    """Replica -> stage -> factor, of stages with a slow machine."""
+    found: dict[int, dict[int, float]] = {}
+    for slot, factor in slow.items():
+        rest, at = slot * per_node, {}
+        for name in reversed(list(axes)):
+            rest, at[name] = divmod(rest, axes[name])
+        stages = found.setdefault(at.get("dp", 0), {})
+        stage = at.get("pp", 0)
+        stages[stage] = max(stages.get(stage, 1.0), factor)
+    return found

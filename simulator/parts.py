@@ -136,6 +136,8 @@ class Costs(Struct, frozen=True, kw_only=True):
 
     pause_planned_s: float
     pause_unplanned_s: float
+    pause_loading_s: float
+    """The pause after a loss for which everybody loads a checkpoint, since nobody has the state."""
     cold_s: float
     prepare_s: float
     rehearse_s: float
@@ -165,6 +167,9 @@ def costs_of(scenario: Scenario, recipe: Recipe) -> Costs:
             "planned_s", _pause(scenario, recipe, model, parts, model.planned.at(gpus))
         ),
         pause_unplanned_s=_pause(scenario, recipe, model, parts, model.unplanned.at(gpus)),
+        pause_loading_s=_pause(
+            scenario, replace(recipe, direct=False), model, parts, model.unplanned.at(gpus)
+        ),
         cold_s=model.no_standby.at(gpus),
         prepare_s=given.get("prepare_s", parts["connect_s"]),
         rehearse_s=given.get("rehearse_s", model.rehearse_s),

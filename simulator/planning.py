@@ -10,7 +10,7 @@ from math import sqrt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from simulator.compare import Progress, Sample, spread
+from simulator.compare import Crew, Progress, Sample
 from simulator.faults import hard_rate_s
 from simulator.scenario import Scenario
 from simulator.stats import Estimate, estimate
@@ -54,25 +54,20 @@ def plan(
     nodes = scenario.machines + max(counts)
     scenario = replace(scenario, fleet=replace(scenario.fleet, nodes=nodes))
     curve: list[Point] = []
-    chosen: Point | None = None
     finished = True
-    for count in counts:
-        try:
-            point = _point(scenario, count, workers)
-        except KeyboardInterrupt:
-            if not curve:
-                raise
-            finished = False
-            break
-        curve.append(point)
-        if progress is not None:
-            progress(len(curve), len(counts))
-        if chosen is None and point.ettr.low >= target:
-            chosen = point
-        if (chosen is not None and len(curve) >= counts.index(chosen.standbys) + 2) or (
-            len(curve) > 3 and point.ettr.mean - curve[-3].ettr.mean < 1e-4
-        ):
-            break
+    try:
+        with Crew(workers) as crew:
+            for count in counts:
+                curve.append(_point(scenario, count, crew))
+                if progress is not None:
+                    progress(len(curve), len(counts))
+                if _is_enough(curve, target):
+                    break
+    except KeyboardInterrupt:
+        if not curve:
+            raise
+        finished = False
+    chosen = next((point for point in curve if point.ettr.low >= target), None)
     best = chosen or max(curve, key=lambda each: each.ettr.mean)
     if chosen is not None:
         reason = f"{chosen.standbys} standbys are the fewest whose interval lies above {target}"
@@ -91,11 +86,18 @@ def plan(
     )
 
 
-def _point(scenario: Scenario, count: int, workers: int) -> Point:
+def _is_enough(curve: Sequence[Point], target: float) -> bool:
+    """Whether the target is reached, and one point more is known; or the curve is flat."""
+    if any(point.ettr.low >= target for point in curve[:-1]):
+        return True
+    return len(curve) > 3 and curve[-1].ettr.mean - curve[-3].ettr.mean < 1e-4
+
+
+def _point(scenario: Scenario, count: int, crew: Crew) -> Point:
     changed = replace(scenario, fleet=replace(scenario.fleet, standbys=count))
     strategy = "standby-swap" if count else "swap-no-standby"
     tasks = [(changed, (strategy,), number) for number in range(scenario.replications)]
-    done: dict[int, list[Sample]] = dict(spread(tasks, workers))
+    done: dict[int, list[Sample]] = dict(crew.spread(tasks))
     found = [done[index][0] for index in sorted(done)]
     return Point(
         standbys=count,

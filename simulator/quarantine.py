@@ -250,7 +250,7 @@ class Quarantine:
         world.agenda.after(hours * 3600, partial(self._again, number, why))
 
     def _again(self, number: int, why: str) -> None:
-        node = self.world.core.state.nodes.get(node_id(number))
+        node = self.world.core.recall(number)
         if why == "retired":
             self.world.plant.replaced(number)
         if node is not None and (node.quarantine or node.drained_by):

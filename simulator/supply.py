@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from simulator.core import node_id
 from statemachine import events as e
 from statemachine.lifecycle import NodeState
 
@@ -26,6 +25,12 @@ class Supply:
     def __init__(self, world: World) -> None:
         self.world = world
         self._coming = 0
+        self._for: list[int] = []
+        """Machines that somebody wants out as soon as another one is there."""
+
+    def want_for(self, number: int) -> None:
+        """Order a machine in whose favour another one will be drained."""
+        self._for.append(number)
 
     def balance(self) -> None:
         """Ask for what is missing; give back what is too much."""
@@ -37,7 +42,9 @@ class Supply:
             node = state.nodes[name]
             bad = node.verdict is not None and node.verdict.verdict in _BAD
             leaving += node.state is NodeState.ACTIVE and bool(node.wanted_out or bad)
-        wanted = self.world.standbys + len(job.vacant) + leaving
+        relaunch = self.world.relaunch
+        wanted = self.world.standbys + len(job.vacant) + leaving + relaunch.missing()
+        wanted += len(self._for)
         pending = job.pending
         there = len(state.pool) + self._coming
         plant = self.world.plant
@@ -50,12 +57,17 @@ class Supply:
                 self.world.totals.preempted += 1
             number = (plant.supply or plant.borrowed).popleft()
             self.world.agenda.after(delay_s, partial(self._deliver, number))
+        if relaunch.under_way:
+            return
         if there > wanted and pending is None and not job.vacant and not leaving:
             self._shed(there - wanted)
 
     def _deliver(self, number: int) -> None:
         self._coming -= 1
         self.world.core.join(number, self.world.renewed(number))
+        leavers, self._for = self._for, []
+        for leaver in leavers:
+            self.world.between_transitions(partial(self.world.drain, leaver))
 
     def _shed(self, count: int) -> None:
         """Give machines back that nobody waits for: those not warm first, then the last."""
@@ -92,7 +104,7 @@ class Supply:
     def _back(self, number: int, cured: bool) -> None:
         world = self.world
         world.plant.repaired(number, cured=cured)
-        node = world.core.state.nodes.get(node_id(number))
+        node = world.core.recall(number)
         if node is None or not node.quarantine:
             self.give_back(number)
         elif world.sweeps:

@@ -16,21 +16,23 @@ from functools import partial
 from msgspec.structs import replace
 
 from simulator.agenda import Agenda
-from simulator.core import DIGEST, JOB, Core, node_id, number_of
+from simulator.answers import Answers
+from simulator.core import JOB, Core, node_id, number_of
 from simulator.faults import Fault, Kind, Trace
 from simulator.machines import Plant
 from simulator.meter import Meter, Totals, pace
 from simulator.parts import Costs, Recipe, costs_of
 from simulator.quarantine import Quarantine
+from simulator.relaunch import Relaunch
 from simulator.rng import Streams
 from simulator.scenario import Scenario
 from simulator.supply import Supply
 from statemachine import events as e
 from statemachine import messages as m
-from statemachine.ids import Epoch, Slot, TransitionId
-from statemachine.lifecycle import NodeState, Phase
+from statemachine.lifecycle import NodeState
 from statemachine.participant import Participant, RunRound
 from statemachine.policy import knobs_of
+from statemachine.successors import why_nobody
 
 
 class World:
@@ -57,17 +59,22 @@ class World:
         self.meter = Meter(scenario)
         self.streams = Streams(scenario.seed, replication)
         self.plant = Plant(scenario, trace, self.standbys)
-        self.core = Core(scenario, self.agenda, self)
+        self.core = Core(scenario, self.agenda, self, self.standbys)
         self.core.keep = keep
         self.supply = Supply(self)
         self.quarantine = Quarantine(self)
+        self.relaunch = Relaunch(self)
+        self.answers = Answers(self)
         self.broken: dict[int, Fault] = {}
         """Slot -> fault of its holder, until another machine has taken the slot."""
         self.accused: dict[int, Fault] = {}
         """Machine -> fault, of those whose loss will be or was declared."""
         self._plan: e.TransitionPlanned | None = None
         self._drafted: tuple[e.Change, ...] = ()
-        self._cold: set[int] = set()
+        self.loads = False
+        """Whether the last commit has everybody load a checkpoint."""
+        self.cold: set[int] = set()
+        """Machines that take a slot without having rehearsed it."""
         self._later: list[Callable[[], None]] = []
         for fault in trace.faults:
             self.agenda.at(fault.at_s, partial(self._happens, fault))
@@ -112,7 +119,7 @@ class World:
             case Kind.GREY:
                 self.quarantine.turn_slow(fault)
             case Kind.PLANNED:
-                self.between_transitions(lambda: self._drain(self.plant.holder(fault.machine)))
+                self.between_transitions(lambda: self.drain(self.plant.holder(fault.machine)))
             case Kind.FALSE_ALARM:
                 self.between_transitions(
                     lambda: self.quarantine.false_alarm(self.plant.holder(fault.machine))
@@ -130,11 +137,13 @@ class World:
         if still and not self.scenario.faults.while_down:
             return
         plant.machine(number).up = False
-        self.accused[number] = fault
         delay_s = 0.0
         if slot >= 0:
             self.totals.losses += 1
             self.totals.lost_at_s.append(self.agenda.now_s)
+            if self.relaunch.under_way:
+                self.relaunch.breaks(number, slot, fault)
+                return
             self.broken[slot] = fault
             if self.meter.state == "running":
                 self.meter.roll_back(self.scenario.job.step_s)
@@ -143,14 +152,18 @@ class World:
             delay_s = self.costs.detect_s + kind.detect_s + kind.locate_s
             if self.explicit or node_id(number) in self.core.participants:
                 self._say_injected(number, fault)
+        self.accused[number] = fault
         life = plant.incarnation(number)
         self.agenda.after(delay_s, partial(self._accuse, number, life, fault))
 
     def _accuse(self, number: int, life: int, fault: Fault) -> None:
         """The fleet gets to know what happened."""
-        if self.plant.incarnation(number) != life:
+        if self.plant.incarnation(number) != life or number not in self.accused:
             return
         slot = self.plant.slot_of(number)
+        if slot >= 0 and self.relaunch.under_way:
+            self.relaunch.breaks(number, slot, self.accused.pop(number))
+            return
         if slot >= 0:
             self.hold_record(number)
             self._ensure_witness(slot)
@@ -191,14 +204,15 @@ class World:
         """A whole machine that holds the same state as a slot."""
         for replica in self.core.replicas_of(slot):
             number = self.plant.holder(replica)
-            if replica not in self.broken and self.plant.is_whole(number):
+            unproven = replica in self.core.job.unproven
+            if replica not in self.broken and not unproven and self.plant.is_whole(number):
                 return number
         return None
 
     def _ensure_witness(self, slot: int) -> None:
-        held = self.core.job.holders
+        held, unproven = self.core.job.holders, self.core.job.unproven
         for replica in self.core.replicas_of(slot):
-            if Slot(replica) in held and replica not in self.broken:
+            if replica in held and replica not in self.broken and replica not in unproven:
                 return
         number = self._witness(slot)
         if number is not None:
@@ -208,16 +222,22 @@ class World:
         """Act when no transition is pending. A holder that gets its record in the middle of one
         was not asked for its state, and would count as one that has none.
         """
-        if self.core.job.pending is None:
+        if self._is_quiet():
             act()
         else:
             self._later.append(act)
 
-    def _drain(self, number: int) -> None:
+    def _is_quiet(self) -> bool:
+        return self.core.job.pending is None and not self.relaunch.under_way
+
+    def drain(self, number: int) -> None:
         """An operator wants a machine out for maintenance."""
         if not self.plant.is_whole(number) or self.plant.slot_of(number) < 0:
             return
         self.hold_record(number)
+        if why_nobody(self.core.state, self.core.state.nodes[node_id(number)]):
+            self.supply.want_for(number)  # the rules refuse to wait for what nobody promised
+            return
         self.quarantine.maintained.add(number)
         self.core.submit(e.DrainRequested(node=node_id(number), by="maintenance"))
 
@@ -228,7 +248,8 @@ class World:
 
     def _rest(self) -> None:
         self.core.rest(self._before_deciding)
-        while self._later and self.core.job.pending is None:
+        self.relaunch.launch_if_ready()
+        while self._later and self._is_quiet():
             self._later.pop(0)()
             self.core.rest(self._before_deciding)
         self.supply.balance()
@@ -239,9 +260,10 @@ class World:
 
     def _before_deciding(self) -> None:
         job = self.core.state.jobs.get(JOB)
-        if job is not None and not self.explicit:
-            for slot in job.vacant:
-                self._ensure_witness(slot)
+        if job is not None and not self.explicit and not self.relaunch.under_way:
+            if job.vacant:
+                for slot in (*job.vacant, *job.unproven):
+                    self._ensure_witness(slot)
             self.quarantine.ensure_partner()
 
     def _set_pace(self) -> None:
@@ -275,6 +297,8 @@ class World:
                 self._finished()
             case e.NodeLost():
                 self._lost(number_of(event.node))
+            case e.JobRestarted():
+                self.relaunch.begin()
             case _:
                 self.quarantine.heard(event)
 
@@ -283,12 +307,17 @@ class World:
         for change in plan.changes:
             node = self.core.state.nodes[change.joiner]
             if not node.warm_for(JOB, job.layout.role_of(change.slot)):
-                self._cold.add(number_of(change.joiner))
+                self.cold.add(number_of(change.joiner))
                 self.totals.cold += 1
 
     def _committed(self, event: e.TransitionCommitted) -> None:
-        plan = self._plan
-        if plan is None or plan.transition != event.transition or plan.motive is e.Motive.LAUNCH:
+        plan, self.loads = self._plan, event.loads
+        if event.loads:
+            self.totals.restored += 1
+            self.meter.roll_back(self.scenario.job.checkpoint_interval_s)
+        if plan is None or plan.transition != event.transition:
+            return
+        if plan.motive is e.Motive.LAUNCH and not self.relaunch.under_way:
             return
         for change in plan.changes:
             number = number_of(change.joiner)
@@ -301,14 +330,17 @@ class World:
         self.pace_changed()
 
     def _finished(self) -> None:
-        self._cold.clear()
+        self.cold.clear()
         if not self.broken and not self.core.job.vacant:
+            self.relaunch.ends()
             self.meter.resume()
 
     def _lost(self, number: int) -> None:
         """A machine is fenced: it goes to repair and comes back to the supply, or to a sweep."""
         self.core.part(number)
         fault = self.accused.pop(number, None)
+        if fault is None and self.relaunch.fences(number):
+            return
         if fault is None:  # the rules gave it up although it is whole: it is free again
             self.supply.give_back(number)
             return
@@ -316,92 +348,9 @@ class World:
             self.core.submit(e.QuarantineRequested(node=node_id(number), by="triage"))
         self.supply.send_to_repair(number, fault)
 
-    # --- what nodes answer --------------------------------------------------------------------
-
-    def _answers(self, me: Participant, delay_s: float, said: Callable[[], m.FromWorker]) -> None:
-        number = number_of(me.node)
-
-        def answer() -> None:
-            if self.plant.is_whole(number):
-                self.core.say(me.node, me.incarnation, said())
-
-        if delay_s <= 0:
-            self.agenda.after(0.0, answer)
-        else:
-            self.agenda.after(delay_s, answer)
-
     def told(self, me: Participant, message: m.ToWorker) -> None:
-        """A training process was told something: answer when it is done."""
-        match message:
-            case m.Rehearse():
-                first = not self.core.state.nodes[me.node].rehearsals[1:]
-                wait_s = self.costs.rehearse_s if first else self.costs.rehearse_next_s
-                done = m.Rehearsed(job=message.job, role=message.role, digest=DIGEST)
-                self._answers(me, wait_s if self.agenda.now_s > 0 else 0.0, lambda: done)
-            case m.Prepare():
-                self._told_prepare(me, message)
-            case m.Commit():
-                self._told_commit(me, message)
-            case _:
-                pass
-
-    def _told_prepare(self, me: Participant, message: m.Prepare) -> None:
-        number = number_of(me.node)
-        delay_s, report = 0.0, None
-        if message.motive is e.Motive.PLANNED:
-            delay_s = self.costs.prepare_s
-        elif message.motive is e.Motive.UNPLANNED:
-            holds = me.slot >= 0 and me.member
-            applied = int(self.meter.totals.running_s)
-            report = e.Report(has_state=holds, applied=applied if holds else -1)
-            if number in self._cold:
-                delay_s = max(0.0, self.costs.cold_s - self.costs.pause_unplanned_s)
-        else:
-            report = e.Report(has_state=False)
-        said = m.Prepared(transition=message.transition, links_opened=1, took_ms=0.0, report=report)
-        self._answers(me, delay_s, lambda: said)
-
-    def _told_commit(self, me: Participant, message: m.Commit) -> None:
-        match message.motive:
-            case e.Motive.PLANNED:
-                boundary_s = self.meter.to_boundary_s()
-                self.agenda.after(boundary_s, partial(self._pause, message.epoch))
-                delay_s = boundary_s + self.costs.pause_planned_s
-            case e.Motive.UNPLANNED:
-                delay_s = self.costs.pause_unplanned_s
-            case _:
-                delay_s = 0.0
-        if message.leave:
-            return
-        phases_ms = {"switch": delay_s * 1000} if message.motive is e.Motive.UNPLANNED else {}
-        said = m.Applied(
-            transition=message.transition, epoch=message.epoch, step=0, phases_ms=phases_ms
-        )
-        self._answers(me, delay_s, lambda: said)
-        if self.explicit:
-            stopped_ms = self.core.now_ms if message.motive is e.Motive.UNPLANNED else 0
-            resumed = partial(self._resumed, message.transition, delay_s, stopped_ms)
-            self._answers(me, delay_s + self.scenario.job.step_s, resumed)
-
-    def _resumed(self, transition: TransitionId, pause_s: float, stopped_ms: int) -> m.Resumed:
-        """The first step of the new epoch; the one before it ended when the job stopped."""
-        step_ms, now_ms = self.scenario.job.step_s * 1000, float(self.core.now_ms)
-        pause_ms = self.costs.pause_planned_s * 1000 if not stopped_ms else pause_s * 1000
-        return m.Resumed(
-            transition=transition,
-            step=1,
-            step_ms=step_ms,
-            committed_at_ms=now_ms,
-            previous_at_ms=now_ms - step_ms - pause_ms,
-        )
-
-    def _pause(self, epoch: Epoch) -> None:
-        """The boundary of a planned transition: the job stands still for the switch."""
-        pending = self.core.job.pending
-        still = pending is not None and pending.phase is Phase.COMMITTED
-        if still and self.core.job.epoch == epoch and self.meter.state == "running":
-            self.totals.planned += 1
-            self.meter.stop("planned")
+        """A training process was told something."""
+        self.answers.told(me, message)
 
     def asked_round(self, me: Participant, round_: RunRound) -> None:
         """A node measures one round of a sweep."""

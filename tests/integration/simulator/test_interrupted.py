@@ -39,6 +39,12 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def busy(pid: int) -> list[psutil.Process]:
+    """Children of a process that have computed for longer than it takes to begin."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if sum(child.cpu_times()[:2]) > 1.0]
+
+
 @pytest.fixture
 def long(tmp_path: Path) -> Path:
     """A grid that nobody waits for."""
@@ -89,11 +95,16 @@ def test_ctrl_c_prints_what_is_done_and_the_grid_resumes(long: Path, tmp_path: P
     assert lines(results) >= kept
 
 
-def test_workers_end_with_a_parent_that_is_killed(long: Path, tmp_path: Path) -> None:
-    """Processes of a grid whose parent gets SIGKILL end by themselves."""
+PLAN = ("--target-ettr", "1", "--replications", "100000", "--workers", "2", "--json")
+
+
+@pytest.mark.parametrize("verb", ["grid", "plan"])
+def test_workers_end_with_a_parent_that_is_killed(long: Path, tmp_path: Path, verb: str) -> None:
+    """Processes of a grid or a plan whose parent gets SIGKILL end by themselves."""
     results = tmp_path / "r.jsonl"
-    running = started(*grid(long, results, "1e-9", "100000"))
-    until(lambda: lines(results) > 1, "the first result")
+    arguments = grid(long, results, "1e-9", "100000") if verb == "grid" else ("plan", str(long))
+    running = started(*arguments, *(PLAN if verb == "plan" else ()))
+    until(lambda: len(busy(running.pid)) >= 2, "two workers that compute")
     children = psutil.Process(running.pid).children(recursive=True)
     running.kill()
     running.communicate(timeout=PATIENCE_S)
