@@ -17,6 +17,7 @@ from statemachine.decision import Decision
 from statemachine.ids import NodeId
 from statemachine.policy import Policy
 from statemachine.state import FleetState
+from statemachine.vitals import WAIT_MS, WORK_MS
 
 WAITS_MAX = 1000
 """Deadlines that are tried until the other policy is taken for one that never acts."""
@@ -74,17 +75,27 @@ def _loses(state: FleetState, decision: Decision | None) -> tuple[float, str]:
     """The share of its time that the job loses meanwhile, and why."""
     if any(state.jobs[name].vacant for name in state.open_jobs) or state.accused:
         return 1.0, "the job stands still"
-    factors = [
-        indicator.value / indicator.peers_median
-        for name in concerned(decision)
-        if name in state.nodes and (verdict := state.nodes[NodeId(name)].verdict) is not None
-        for indicator in verdict.indicators
-        if indicator.peers_median > 0
-    ]
-    factor = max(factors, default=1.0)
+    verdicts = [state.nodes[NodeId(n)].verdict for n in concerned(decision) if n in state.nodes]
+    factor = max((_longer(each) for each in verdicts if each is not None), default=1.0)
     if factor > 1:
         return 1 - 1 / factor, f"the job runs {factor:.2f}x as long"
     return 0.0, "the job runs as ever"
+
+
+def _longer(verdict: e.VerdictIssued) -> float:
+    """How many times as long a step is because of a node, by what its verdict says.
+
+    A step takes the slow node its own work and what it waits all the same; without it that work
+    would take what it takes the peers. Where work is no indicator, the worst of them counts whole.
+    """
+    found = {indicator.metric: indicator for indicator in verdict.indicators}
+    work = found.get(WORK_MS)
+    if work is None:
+        ratios = [each.value / each.peers_median for each in found.values() if each.peers_median]
+        return max(ratios, default=1.0)
+    wait_ms = found[WAIT_MS].value if WAIT_MS in found else 0.0
+    usual_ms = work.peers_median + wait_ms
+    return (work.value + wait_ms) / usual_ms if usual_ms > 0 else 1.0
 
 
 def _plans(decision: Decision) -> bool:

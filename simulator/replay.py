@@ -174,7 +174,12 @@ def _divergence(
     recorded, other = decisions
     names = concerned(recorded) | concerned(other)
     told = next(
-        (i for i in incidents(log) if i.node in names and i.planned >= state.position), None
+        (
+            each
+            for each in incidents(log)
+            if {each.node, each.replacement} & names and each.planned >= state.position
+        ),
+        None,
     )
     return Divergence(
         position=state.position,

@@ -15,7 +15,7 @@ from statemachine.errors import ChangeoverError, UsageError
 
 VERBS: Final = {
     "calibrate": ("simulator.cli.logs", "calibrate", "Costs that a log measured, as TOML."),
-    "campaign": ("simulator.cli.running", "campaign", "What a live campaign does, and when."),
+    "campaign": ("simulator.cli.live", "campaign", "What a live campaign does, and when."),
     "compare": ("simulator.cli.running", "compare", "Strategies on the same faults."),
     "detect": ("simulator.cli.detecting", "detect", "Recorded vitals, judged again."),
     "grid": ("simulator.cli.running", "grid", "Parameters times values, until narrow."),
@@ -24,7 +24,7 @@ VERBS: Final = {
     "plan": ("simulator.cli.running", "plan", "How many standbys for a target."),
     "replay": ("simulator.cli.logs", "replay", "Fold a recorded log and tell it."),
     "run": ("simulator.cli.running", "run", "One strategy once, with a digest."),
-    "validate": ("simulator.cli.logs", "validate", "Simulated beside measured, for a campaign."),
+    "validate": ("simulator.cli.live", "validate", "Simulated beside measured, for a campaign."),
     "whatif": ("simulator.cli.logs", "whatif", "A recorded log under another policy."),
 }
 

@@ -7,8 +7,18 @@ from typing import Any
 import click
 import msgspec
 
-from simulator.cli.showing import JSON, Progress, show_json, show_table, with_interval
+from simulator.cli.showing import (
+    HTML,
+    JSON,
+    Progress,
+    save,
+    save_page,
+    show_json,
+    show_table,
+    with_interval,
+)
 from simulator.errors import BadTrace
+from simulator.pages.planning import page_of_paper
 from simulator.paper import NOT_REPRODUCED, OFF_BY, Figure, figures, off
 from simulator.traces import UNITS, FaultTrace, read_csv, read_stepfun, stats
 
@@ -68,7 +78,7 @@ def csv_(
 def _finish(trace: FaultTrace, out: Path | None, *, as_json: bool) -> None:
     found = stats(trace)
     if out is not None:
-        out.write_bytes(msgspec.json.encode(trace) + b"\n")
+        save(out, msgspec.json.encode(trace) + b"\n")
     if as_json:
         show_json(found)
         return
@@ -83,8 +93,9 @@ def _finish(trace: FaultTrace, out: Path | None, *, as_json: bool) -> None:
 
 @click.command(epilog="Example: simctl paper --json")
 @click.option("--replications", type=click.IntRange(2), default=5, help="Per figure.")
+@HTML
 @JSON
-def paper(replications: int, *, as_json: bool) -> None:
+def paper(replications: int, *, html: Path | None, as_json: bool) -> None:
     """Simulate published figures again; fitted and predicted ones are marked apart."""
     rows: list[Figure] = []
     stopped = False
@@ -96,8 +107,12 @@ def paper(replications: int, *, as_json: bool) -> None:
     except KeyboardInterrupt:
         stopped = True
     told.end()
+    save_page(html, lambda: page_of_paper(rows))
     if as_json:
-        found = [{**msgspec.to_builtins(row), "relative_error": row.error} for row in rows]
+        found = [
+            {**msgspec.to_builtins(row), "relative_error": row.error, "off": off(row, OFF_BY)}
+            for row in rows
+        ]
         apart = [{"name": name, "why": " ".join(why.split())} for name, why in NOT_REPRODUCED]
         show_json({"figures": found, "not_reproduced": apart})
     else:

@@ -7,14 +7,14 @@ import click
 
 from simulator.calibrating import as_toml
 from simulator.calibrating import calibrate as measure
-from simulator.cli.showing import JSON, show_json, show_table
+from simulator.cli.showing import HTML, JSON, save_page, show_json, show_table
 from simulator.errors import BadScenario
+from simulator.pages.telling import page_of_replay, page_of_whatif
 from simulator.replay import read_log
 from simulator.replay import replay as run_replay
 from simulator.replay import whatif as run_whatif
 from simulator.scenario import Scenario
 from simulator.scenario_file import load
-from simulator.validating import validate as run_validate
 from statemachine.policy import Policy, policy_of
 
 LOG = click.argument("log", type=click.Path(path_type=Path))
@@ -22,10 +22,12 @@ LOG = click.argument("log", type=click.Path(path_type=Path))
 
 @click.command(epilog="Example: simctl replay runs/demo-1/events.jsonl")
 @LOG
+@HTML
 @JSON
-def replay(log: Path, *, as_json: bool) -> None:
+def replay(log: Path, *, html: Path | None, as_json: bool) -> None:
     """Fold a log and tell its incidents."""
     found = run_replay(read_log(log))
+    save_page(html, lambda: page_of_replay(log.name, found))
     if as_json:
         show_json(found)
         return
@@ -45,10 +47,12 @@ def replay(log: Path, *, as_json: bool) -> None:
 @click.command(epilog="Example: simctl whatif runs/demo-1/events.jsonl --policy strict.toml")
 @LOG
 @click.option("--policy", type=click.Path(path_type=Path), required=True, help="Knobs, as TOML.")
+@HTML
 @JSON
-def whatif(log: Path, policy: Path, *, as_json: bool) -> None:
+def whatif(log: Path, policy: Path, *, html: Path | None, as_json: bool) -> None:
     """Decide a log anew under another policy, until one decision differs."""
     found = run_whatif(read_log(log), read_policy(policy))
+    save_page(html, lambda: page_of_whatif(log.name, policy.name, found))
     if as_json:
         show_json(found)
         return
@@ -96,41 +100,3 @@ def calibrate(log: Path, scenario: Path | None, *, as_json: bool) -> None:
         show_json(found)
     else:
         click.echo(as_toml(found), nl=False)
-
-
-@click.command(epilog="Example: simctl validate runs/demo-1 --costs runs/demo-2/events.jsonl")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--costs", type=click.Path(path_type=Path), help="Log of another run to cost by.")
-@JSON
-def validate(run: Path, costs: Path | None, *, as_json: bool) -> None:
-    """Simulate a campaign that was played; put simulated and measured side by side."""
-    found = run_validate(run, costs)
-    if as_json:
-        show_json(found)
-        return
-    rows = [
-        (
-            f"{pair.kind} of n{pair.machine} at {pair.at_s:.1f} s",
-            _node(pair.measured_replacement),
-            _node(pair.simulated_replacement),
-            _ms(pair.measured_ms),
-            _ms(pair.simulated_ms),
-            f"{pair.error:+.0%}" if pair.error is not None else "-",
-        )
-        for pair in found.pairs
-    ]
-    columns = ("fault", "replaced by", "simulated", "downtime ms", "simulated", "error")
-    show_table(f"costs from {found.costs_from}", columns, rows)
-    off = found.simulated_ettr / found.measured_ettr - 1
-    click.echo(
-        f"ETTR measured {found.measured_ettr:.4f}, simulated {found.simulated_ettr:.4f} "
-        f"({off:+.1%}); swaps {found.measured_swaps} and {found.simulated_swaps}"
-    )
-
-
-def _node(number: int | None) -> str:
-    return f"n{number}" if number is not None else "-"
-
-
-def _ms(value: float | None) -> str:
-    return f"{value:.0f}" if value is not None else "-"

@@ -9,18 +9,26 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from simulator.campaign import campaign as run_campaign
-from simulator.cli.showing import JSON, Progress, show_json, show_table, with_interval
+from simulator.cli.showing import (
+    HTML,
+    JSON,
+    Progress,
+    save,
+    save_page,
+    show_json,
+    show_table,
+    with_interval,
+)
 from simulator.compare import Comparison, one
 from simulator.compare import compare as run_compare
 from simulator.core import encode_entry
 from simulator.errors import BadScenario
 from simulator.faults import draw
 from simulator.grid import Grid, cells, identity, run_grid
+from simulator.pages.planning import page_of_comparison, page_of_grid, page_of_plan, page_of_run
 from simulator.parquet import comparison_rows, grid_rows, write_parquet
 from simulator.parts import DEFAULT, STRATEGIES
 from simulator.planning import plan as run_plan
-from simulator.report import write_report
 from simulator.scenario import Scenario
 from simulator.scenario_file import load
 from simulator.world import World
@@ -64,6 +72,7 @@ def _read(path: Path, seed: int | None, replications: int | None) -> Scenario:
 @click.option("--replication", type=click.IntRange(0), default=0, help="Which replication.")
 @click.option("--log", type=click.Path(path_type=Path), help="Write the event log there.")
 @click.option("--explicit", is_flag=True, help="Give every node a record, from its launch on.")
+@HTML
 @SEED
 @JSON
 def run(
@@ -73,6 +82,7 @@ def run(
     *,
     log: Path | None,
     explicit: bool,
+    html: Path | None,
     seed: int | None,
     as_json: bool,
 ) -> None:
@@ -84,6 +94,7 @@ def run(
     else:
         sample = one(read, strategy, replication)
         found = {name: getattr(sample, name) for name in sample.__struct_fields__}
+    save_page(html, lambda: page_of_run(read, found))
     if as_json:
         show_json(found)
         return
@@ -107,7 +118,7 @@ def _logged(
     )
     totals = world.run()
     if log is not None:
-        log.write_bytes(b"".join(encode_entry(entry) + b"\n" for entry in entries))
+        save(log, b"".join(encode_entry(entry) + b"\n" for entry in entries))
     return {
         "strategy": strategy,
         "replication": replication,
@@ -115,7 +126,12 @@ def _logged(
         "losses": totals.losses,
         "planned": totals.planned,
         "cold": totals.cold,
+        "wall_s": totals.wall_s,
+        "slow_s": totals.slow_s,
+        "lost_s": totals.lost_s,
         "down_s": totals.down_s,
+        "planned_s": totals.planned_s,
+        "restored": totals.restored,
         "entries": len(entries),
         "digest": world.core.digest,
     }
@@ -124,7 +140,7 @@ def _logged(
 @click.command(epilog="Example: simctl compare scenarios/llm_64k.toml --replications 50")
 @SCENARIO
 @click.option("--strategy", "strategies", multiple=True, help="Once for each; the first is 'vs'.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write a report there.")
+@HTML
 @PARQUET
 @REPLICATIONS
 @SEED
@@ -145,8 +161,7 @@ def compare(
     read = _read(scenario, seed, replications)
     chosen = known(strategies or read.strategies or DEFAULT)
     found = run_compare(read, chosen, workers, Progress())
-    if html is not None:
-        html.write_text(write_report(read, found), "utf-8")
+    save_page(html, lambda: page_of_comparison(read, found))
     if parquet is not None:
         write_parquet(parquet, comparison_rows(found))
     if as_json:
@@ -182,6 +197,7 @@ def _show_comparison(found: Comparison) -> None:
 @click.option("--results", type=click.Path(path_type=Path), required=True, help="To resume from.")
 @click.option("--relative", type=float, default=0.01, help="Half-width that is narrow enough.")
 @click.option("--most", type=click.IntRange(2), default=50, help="Replications at most.")
+@HTML
 @PARQUET
 @WORKERS
 @JSON
@@ -191,6 +207,7 @@ def grid(
     *,
     relative: float,
     most: int,
+    html: Path | None,
     parquet: Path | None,
     workers: int,
     as_json: bool,
@@ -212,6 +229,7 @@ def grid(
         progress=Progress(),
         of=identity(raw, strategies),
     )
+    save_page(html, lambda: page_of_grid(read, found))
     if parquet is not None:
         write_parquet(parquet, grid_rows(found))
     if as_json:
@@ -239,15 +257,23 @@ def _show_grid(found: Grid) -> None:
 @click.command(epilog="Example: simctl plan scenarios/llm_64k.toml --target-ettr 0.97")
 @SCENARIO
 @click.option("--target-ettr", type=click.FloatRange(0, 1), required=True, help="Share of time.")
+@HTML
 @REPLICATIONS
 @WORKERS
 @JSON
 def plan(
-    scenario: Path, target_ettr: float, *, replications: int | None, workers: int, as_json: bool
+    scenario: Path,
+    target_ettr: float,
+    *,
+    html: Path | None,
+    replications: int | None,
+    workers: int,
+    as_json: bool,
 ) -> None:
     """Find how many standbys reach a target, and what they cost while idle."""
     read = _read(scenario, None, replications)
     found = run_plan(read, target_ettr, workers, Progress())
+    save_page(html, lambda: page_of_plan(read, found))
     if as_json:
         show_json(found)
     else:
@@ -264,26 +290,3 @@ def plan(
         raise KeyboardInterrupt
     if found.standbys is None:
         raise click.exceptions.Exit(1)
-
-
-@click.command(epilog="Example: simctl campaign scenarios/live.toml --json")
-@SCENARIO
-@JSON
-def campaign(scenario: Path, *, as_json: bool) -> None:
-    """Print what `changeover demo --scenario` would do to a local fleet, and when."""
-    found = run_campaign(scenario)
-    if as_json:
-        show_json(found)
-        return
-    rows = [
-        (
-            f"{each.at_s:.1f}",
-            each.kind,
-            f"slot {each.slot}" if each.kind == "drain" else f"n{each.machine}",
-            f"{each.factor:g}" if each.kind == "grey" else "-",
-            f"{each.away_s:.1f}",
-        )
-        for each in found.injections
-    ]
-    title = f"{found.name}: {found.seconds:g} s on {found.axes}, {found.standbys} standbys"
-    show_table(title, ("at s", "what", "whom", "factor", "away s"), rows)

@@ -2,16 +2,41 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from simulator.pages.blocks import Page
 from simulator.stats import Estimate
+from statemachine.errors import UsageError
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+HTML = click.option("--html", type=click.Path(path_type=Path), help="Write a report there.")
+
+
+def save(path: Path, raw: bytes) -> None:
+    """Write a file.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.write_bytes(raw)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def save_page(path: Path | None, page: Callable[[], Page]) -> None:
+    """Write a report, if one was asked for."""
+    if path is None:
+        return
+    from simulator.pages.html import html_of  # the template engine is wanted by few
+
+    save(path, html_of(page()).encode())
 
 
 def show_json(value: object) -> None:

@@ -1,4 +1,4 @@
-"""TrainMover (arXiv 2412.12636v3): downtime, ETTR under moves, a straggler, parts, projections.
+"""TrainMover (arXiv 2412.12636v3): downtime, ETTR under moves, a straggler, parts.
 
 Its experiments assume faults seen and placed at once, and count no lost steps: `quiet` does so too.
 """
@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from simulator.compare import one
 from simulator.faults import Fault, Kind, Trace, draw
 from simulator.meter import Totals
-from simulator.paper.figure import Figure, difference, exactly, quiet
+from simulator.paper.figure import Figure, exactly, quiet
 from simulator.parts import STRATEGIES, costs_of
 from simulator.restarts import Restarts
-from simulator.scenario import CostTable, FleetTable, Scenario
+from simulator.scenario import CostTable, Scenario
 from simulator.stats import Estimate, estimate
 from simulator.world import World
 
@@ -24,8 +23,6 @@ FIG8 = (
     (512, 14.2, 20.4),
     (1024, 16.6, 21.1),
 )
-SYSTEMS = ("standby-swap", "swap-no-standby", "checkpoint-restart", "oobleck", "parcae")
-"""TrainMover with and without a standby, Megatron, Oobleck, Parcae."""
 
 
 def downtimes() -> Iterator[Figure]:
@@ -166,152 +163,3 @@ def breakdown() -> Iterator[Figure]:
             source="TrainMover Fig 15",
             note=note,
         )
-
-
-# --- projections ------------------------------------------------------------------------------
-
-
-def restart_losses(replications: int) -> Iterator[Figure]:
-    """Fig 2: the share of time that restarts of 4.45 min take at 64K and 128K GPUs."""
-    for gpus, published in ((65_536, 0.1647), (131_072, 0.3179)):
-        scenario = replace(
-            quiet(gpus, planned_per_unplanned=0.0),
-            costs=CostTable(model="trainmover-table1", infra=False),
-        )
-        found = [1 - one(scenario, "checkpoint-restart", n).ettr for n in range(replications)]
-        yield Figure(
-            name=f"TrainMover Fig 2: time lost to restarts, {gpus} GPUs",
-            published=published,
-            unit="share",
-            simulated=estimate(found),
-            kind="predicted",
-            inputs="6.5 losses / 1,000 node-days, 267 s of initialisation",
-            source="TrainMover Fig 2",
-            note="the paper divides downtime by MTTF; a job that is down cannot be stopped again, "
-            "which counts at this scale",
-        )
-
-
-def projection(replications: int) -> Iterator[Figure]:
-    """Fig 9: GPU-hours wasted in a week, with two minutes of rescheduling (paper) or none (blog).
-
-    The paper adds the two minutes to the downtime of every system, also of those that need no
-    rescheduling: here they are a delay before each recovery.
-    """
-    runs: dict[tuple[str, int, bool], Estimate] = {}
-    for extra in (False, True):
-        for gpus in (1024, 8192, 65_536, 131_072):
-            for strategy in SYSTEMS:
-                runs[strategy, gpus, extra] = _wasted(gpus, strategy, replications, extra=extra)
-    yield from _savings(runs, replications)
-    yield from _accounted(replications)
-    for (strategy, gpus, extra), found in runs.items():
-        minutes = "+2 min" if extra else "without"
-        yield Figure(
-            name=f"TrainMover Fig 9: wasted, {strategy}, {gpus} GPUs, {minutes}",
-            published=None,
-            unit="M GPU-h/week",
-            simulated=found,
-            kind="predicted",
-            inputs="Fig 8 at 1,024 GPUs; Oobleck 57 + 100 s, Parcae 21 + 200 s (Fig 1)",
-            source="TrainMover Fig 9 (bars without numbers)",
-        )
-
-
-def _savings(runs: dict[tuple[str, int, bool], Estimate], replications: int) -> Iterator[Figure]:
-    big = 65_536
-    yield Figure(
-        name="TrainMover blog: saved at 64K against Megatron",
-        published=2.1,
-        unit="M GPU-h/week",
-        simulated=difference(
-            runs["checkpoint-restart", big, False], runs["standby-swap", big, False]
-        ),
-        kind="predicted",
-        inputs="6.5 losses / 1,000 node-days, Fig 8 at 1,024 GPUs, no rescheduling",
-        source="TrainMover blog",
-        note=_WHY_LESS,
-    )
-    worse, better = runs["swap-no-standby", big, True], runs["standby-swap", big, True]
-    spared = difference(worse, better)
-    for published, unit, value in (
-        (1.4, "M GPU-h/week", spared),
-        (0.55, "share", Estimate(mean=spared.mean / worse.mean, half=0.0, count=replications)),
-    ):
-        yield Figure(
-            name="TrainMover Fig 9: saved at 64K against no standby",
-            published=published,
-            unit=unit,
-            simulated=value,
-            kind="predicted",
-            inputs="the 217 s of a start without standby were solved from this figure",
-            source="TrainMover Fig 9",
-            note=_WHY_LESS,
-        )
-
-
-_WHY_LESS = (
-    "the paper multiplies incidents by a constant downtime; here a loss may come while the one "
-    "standby is not warm again (one in seven, at 27 min between losses), or in another's recovery"
-)
-
-
-def _accounted(replications: int) -> Iterator[Figure]:
-    """The same by the paper's own accounting: incidents times a constant, and one idle machine."""
-    runs = {
-        (strategy, extra_s): _constant(strategy, extra_s, replications)
-        for strategy in SYSTEMS[:3]
-        for extra_s in (0.0, 120.0)
-    }
-    worse, better = runs["swap-no-standby", 120.0], runs["standby-swap", 120.0]
-    spared = difference(worse, better)
-    megatron = difference(runs["checkpoint-restart", 0.0], runs["standby-swap", 0.0])
-    for name, published, unit, value, kind in (
-        ("blog: saved at 64K against Megatron", 2.1, "M GPU-h/week", megatron, "predicted"),
-        ("Fig 9: saved at 64K against no standby", 1.4, "M GPU-h/week", spared, "fitted"),
-        (
-            "Fig 9: saved at 64K against no standby",
-            0.55,
-            "share",
-            Estimate(mean=spared.mean / worse.mean, half=0.0, count=replications),
-            "fitted",
-        ),
-    ):
-        yield Figure(
-            name=f"TrainMover {name}, by the paper's accounting",
-            published=published,
-            unit=unit,
-            simulated=value,
-            kind=kind,
-            inputs="drawn incidents x constant downtime; the 217 s were solved from Fig 9",
-            source="TrainMover Fig 9, blog",
-        )
-
-
-def _constant(strategy: str, extra_s: float, replications: int) -> Estimate:
-    scenario = replace(quiet(65_536), fleet=FleetTable(spares=1200))
-    recipe = STRATEGIES[strategy]
-    costs = costs_of(scenario, recipe)
-    unplanned_s = costs.pause_unplanned_s if recipe.standby else costs.cold_s
-    planned_s = costs.pause_planned_s
-    if recipe.family == "restart":
-        unplanned_s = planned_s = costs.restart_s
-    found = []
-    for number in range(replications):
-        faults = draw(scenario, number).faults
-        hits = sum(f.kind is Kind.HARD and f.machine < scenario.slots for f in faults)
-        drains = sum(f.kind is Kind.PLANNED for f in faults)
-        down_s = hits * (unplanned_s + extra_s) + drains * (planned_s + extra_s)
-        idle_h = 8 * 168 if recipe.standby else 0
-        found.append((down_s * scenario.ranks / 3600 + idle_h) / 1e6)
-    return estimate(found)
-
-
-def _wasted(gpus: int, strategy: str, replications: int, *, extra: bool) -> Estimate:
-    overrides = {"detect_s": 120.0} if extra else {}
-    scenario = replace(
-        quiet(gpus),
-        fleet=FleetTable(spares=max(64, gpus // 50)),
-        costs=CostTable(infra=False, overrides=overrides),
-    )
-    return estimate([one(scenario, strategy, n).wasted_gpu_h / 1e6 for n in range(replications)])

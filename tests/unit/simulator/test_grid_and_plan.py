@@ -10,7 +10,6 @@ from simulator.errors import BadScenario
 from simulator.grid import cells, identity, run_grid
 from simulator.parquet import comparison_rows, grid_rows, write_parquet
 from simulator.planning import plan
-from simulator.report import write_report
 from simulator.scenario import Scenario
 
 RAW = {
@@ -108,16 +107,3 @@ def test_processes_change_nothing(small: Scenario) -> None:
     names = ["checkpoint-restart", "standby-swap"]
 
     assert compare(few, names, 2).digest == compare(few, names, 1).digest
-
-
-def test_a_report_stands_alone(small: Scenario) -> None:
-    """The page loads nothing, escapes names, and is readable in light and dark."""
-    named = replace(small, name="<b>x", replications=2, days=0.2)
-    page = write_report(named, compare(named, ["checkpoint-restart"]))
-
-    assert "<b>x" not in page
-    assert "&lt;b&gt;x" in page
-    assert "prefers-color-scheme: dark" in page
-    assert "src=" not in page
-    assert "http" not in page
-    assert "<script" not in page

@@ -67,7 +67,8 @@ def test_one_fleet_gives_all_rows_of_guards_table() -> None:
 
 def test_each_part_of_guard_lengthens_the_time_between_failures() -> None:
     """In one replication of a month, no Guard, sweeps alone and all of it are in that order."""
-    found = [guard.mttf_h(guard.configured(*guard.ROWS[n][3], 0, days=30.0)) for n in (0, 1, 3)]
+    worlds = [guard.configured(guard.ROWS[n][3], 0, days=30.0) for n in (0, 1, 3)]
+    found = [guard.mttf_h(world.totals) for world in worlds]
 
     assert found == sorted(found)
     assert found[-1] > 1.5 * found[0]

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from simulator.calibrating import calibrate
+from simulator.calibrating import as_toml, calibrate
 from simulator.core import JOB, node_id
 from simulator.errors import BadLog
 from simulator.faults import draw
-from simulator.parts import STRATEGIES
+from simulator.parts import STRATEGIES, costs_of
 from simulator.replay import read_log, replay, whatif
 from simulator.scenario import FleetTable, Scenario
-from simulator.scenario_file import policy_for
+from simulator.scenario_file import load, policy_for
 from simulator.world import World
 from statemachine import events as e
 from statemachine.codec import encode_recorded
@@ -84,6 +84,85 @@ def test_a_policy_that_waits_longer_costs_the_wait(small: Scenario) -> None:
     back = whatif(log, policy_for(replace(tight, policy={**patient, "loss_wait_s": 140.0})))
     assert back.divergence is not None
     assert back.divergence.cost_ms == pytest.approx(-60_000.0, abs=2.0), back
+
+
+DEMO = Path(__file__).parents[2] / "history" / "demo_kill_and_grey.events.jsonl"
+"""The log of a `make demo`: a kill at 25 s, a grey node at 39 s."""
+
+
+def policy_in(log: list[e.Recorded]) -> Policy:
+    """The policy that was in force at the end of a log."""
+    state = FleetState()
+    for entry in log:
+        state = evolve(state, entry)
+    return state.policy
+
+
+def test_a_log_of_the_demo_is_told() -> None:
+    """The recorded demo has its two incidents, with who came, the downtime and the steps lost."""
+    found = replay(read_log(DEMO))
+    told = [(each.kind, each.node, each.replacement, each.steps_lost) for each in found.incidents]
+
+    assert (found.entries, found.nodes, found.epoch) == (92, 5, 3)
+    assert told == [("loss", "n1", "n4", 1), ("grey", "n2", "n1", 0)]
+    assert found.downtime_ms == pytest.approx(242.7 + 29.1, abs=0.1)
+
+
+def test_the_demo_under_its_own_policy_agrees() -> None:
+    """No decision of the recorded demo differs under the policy that was in force."""
+    log = read_log(DEMO)
+    found = whatif(log, policy_in(log))
+
+    assert found.divergence is None
+    assert found.compared == found.agreed > 100
+
+
+@pytest.mark.parametrize(
+    ("knobs", "where", "other", "cost_ms", "because"),
+    [
+        ({"on_loss": ("wait",)}, (33, "loss of n1, slot 1"), (), 32_423.0, "stands still"),
+        ({"shadow": True}, (55, "grey of n2, slot 2"), ("ActWithheld",), 4011.0, "1.35x as long"),
+    ],
+)
+def test_the_demo_under_another_policy_parts_where_it_must(
+    knobs: dict[str, object],
+    where: tuple[int, str],
+    other: tuple[str, ...],
+    cost_ms: float,
+    because: str,
+) -> None:
+    """A policy that only waits parts at the loss, one that only watches at the grey node, each
+    with the incident, both decisions, and what the difference would have cost until the end.
+    """
+    log = read_log(DEMO)
+    found = whatif(log, replace(policy_in(log), **knobs)).divergence
+
+    assert found is not None
+    assert (found.position, found.incident) == where
+    assert found.other_kinds == other
+    assert found.kinds == ("TransitionPlanned",)
+    assert found.cost_ms == pytest.approx(cost_ms, rel=0.01)
+    assert because in found.cost_because
+
+
+def test_the_demo_gives_costs_to_a_scenario(tmp_path: Path) -> None:
+    """What the demo measured replaces the published costs of a scenario; what it did not measure
+    stays assumed, and says so.
+    """
+    found = calibrate(read_log(DEMO), Scenario())
+    measured = {each.component for each in found if each.seconds is not None}
+    (tmp_path / "s.toml").write_text("days = 1\n" + as_toml(found), "utf-8")
+    scenario = load(tmp_path / "s.toml")
+    costs = costs_of(scenario, STRATEGIES["standby-swap"])
+
+    assert measured == {
+        *("delta_s", "transfer_s", "first_step_s", "detect_s"),
+        *("rehearse_s", "planned_s", "prepare_s"),
+    }
+    assert all("assumed: TrainMover" in each.source for each in found if each.seconds is None)
+    assert costs.pause_unplanned_s == pytest.approx(0.189, abs=0.001)
+    assert costs.pause_planned_s == pytest.approx(0.029, abs=0.001)
+    assert costs.restart_s == costs_of(Scenario(), STRATEGIES["standby-swap"]).restart_s
 
 
 def ready(name: NodeId) -> e.WorkerReady:

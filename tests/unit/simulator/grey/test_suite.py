@@ -112,6 +112,12 @@ def test_a_recording_that_is_none_is_named(tmp_path: Path) -> None:
         noise.read_recordings(path)
 
 
+@pytest.mark.parametrize(("count", "most"), [(0, 2.996), (1, 4.744), (5, 10.513), (60, 74.4)])
+def test_how_many_a_count_may_stand_for(count: int, most: float) -> None:
+    """The one-sided 95 % bound of a Poisson mean, as tables have it."""
+    assert scoring.at_most(count) == pytest.approx(most, rel=1e-3)
+
+
 @pytest.mark.soak
 def test_error_rates_of_small_fleets_stay_within_their_bounds() -> None:
     """On a part of the suite nobody healthy is acted upon, and few faults of 10 % are missed."""
