@@ -69,6 +69,11 @@ def test_a_fleet_is_set_up_and_each_does_its_part(etcd_binary: EtcdBinary, tmp_p
         refused = run(shown(folder, "node-n0", server.url), "resume")
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
         assert "permission denied" in refused.stderr
+        doctored = run(shown(folder, "node-n0", server.url), "doctor", "--json")
+        told = {each["subject"]: each for each in json.loads(doctored.stdout)}
+        assert (doctored.returncode, told["permissions"]["grade"]) == (1, "bad"), doctored.stdout
+        assert "changeover init" in told["permissions"]["cure"]
+        assert told["TLS"]["words"] == "on, with a certificate of our own"
         stranger = shown(folder, "operator", server.url)
         del stranger["CHANGEOVER_ETCD_CERT"], stranger["CHANGEOVER_ETCD_KEY"]
         nobody = run(stranger, "status")
