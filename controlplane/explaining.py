@@ -222,6 +222,7 @@ def story_of(log: Sequence[e.Recorded], subject: str, fleet: str) -> list[e.Reco
         chosen = [r for r in log if _is_of_transition(r.event, job, int(number))]
     else:
         chosen = [r for r in log if subject in names_in(r.event)]
+        chosen += _plans_of(log, chosen)
     if not chosen:
         raise NothingToExplain(
             f"fleet {fleet}: the log knows no node or transition {subject!r}; "
@@ -229,6 +230,15 @@ def story_of(log: Sequence[e.Recorded], subject: str, fleet: str) -> list[e.Reco
         )
     wanted = {r.position for r in chosen} | set(_evidence(r.event for r in chosen))
     return [r for r in log if r.position in wanted]
+
+
+def _plans_of(log: Sequence[e.Recorded], chosen: Sequence[e.Recorded]) -> list[e.Recorded]:
+    """The plans that belong to chosen parts of one."""
+    parts = {(d.job, d.transition) for r in chosen if isinstance(d := r.event, e.ChangesDrafted)}
+    if not parts:
+        return []
+    plans = ((r, r.event) for r in log if isinstance(r.event, e.TransitionPlanned))
+    return [r for r, plan in plans if (plan.job, plan.transition) in parts]
 
 
 def _is_of_transition(event: e.AnyEvent, job: str, number: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from statemachine import events as e
+from statemachine.parts import brief
 
 REASON_CHARS_MAX: Final = 160
 """Length at which a reason is cut in a line; the log has it whole."""
@@ -41,8 +42,12 @@ def flat(text: str) -> str:
 def _words_of(event: e.AnyEvent) -> str:
     match event:
         case e.TransitionPlanned():
-            changes = ", ".join(_change(change) for change in event.changes)
-            return _joined(f"{event.job} t{event.transition}", event.motive, changes, event.reason)
+            head = f"{event.job} t{event.transition}"
+            told = f"{_changes(event)}, what {event.parts} parts say" if event.parts else ""
+            changes = (told or _changes(event)).removeprefix(", ")
+            return _joined(head, event.motive, changes, event.reason)
+        case e.ChangesDrafted():
+            return _joined(f"{event.job} t{event.transition}", _changes(event), event.reason)
         case e.TransitionCommitted():
             step = f"resume at {event.resume_step}" if event.resume_step >= 0 else ""
             head = f"{event.job} t{event.transition} epoch {event.epoch}"
@@ -111,6 +116,12 @@ def _field(event: Any, name: str) -> str:
     if value in ("", None):
         return ""
     return f"{_MARKS.get(name, '')}{value}"
+
+
+def _changes(plan: e.TransitionPlanned | e.ChangesDrafted) -> str:
+    words = [_change(change) for change in plan.changes]
+    words += [f"slot {drop.slot} left empty" for drop in plan.drops]
+    return brief(words, ", ")
 
 
 def _change(change: e.Change) -> str:

@@ -255,7 +255,7 @@ class Telling(Struct, kw_only=True):
             case e.FaultInjected():
                 self.faults.append(event)
             case e.TransitionPlanned() if event.motive is not e.Motive.LAUNCH:
-                self._planned(recorded, _whole(event, evolve(self.state, recorded)))
+                self._planned(recorded, evolve(self.state, recorded).whole(event))
             case _:
                 pass
 
@@ -309,14 +309,6 @@ class Telling(Struct, kw_only=True):
             account.finished = True
         else:
             account.aborted = True
-
-
-def _whole(plan: e.TransitionPlanned, after: FleetState) -> e.TransitionPlanned:
-    """A plan with what was left out of its event because it was too much."""
-    job = after.jobs.get(plan.job)
-    if job is None or job.pending is None or job.pending.plan.transition != plan.transition:
-        return plan
-    return job.pending.plan
 
 
 def _continued(change: _Change, before: _Change | None) -> _Change:

@@ -82,7 +82,7 @@ def step_breaches(before: FleetState, recorded: e.Recorded, after: FleetState) -
             if not event.evidence or max(event.evidence) > before.position:
                 yield 20, f"{event.node} is lost by evidence {event.evidence}"
         case e.TransitionPlanned():
-            yield from _planned(before, _whole_plan(event, after), recorded.at_ms)
+            yield from _planned(before, after.whole(event), recorded.at_ms)
         case e.TransitionCommitted():
             yield from _committed(before, _whole_commit(event, after))
         case e.TransitionFinished() | e.TransitionAborted():
@@ -138,14 +138,6 @@ def _effect(before: FleetState, event: e.AnyEvent, after: FleetState) -> Found:
 
 
 # --- transitions ------------------------------------------------------------------------------
-
-
-def _whole_plan(plan: e.TransitionPlanned, after: FleetState) -> e.TransitionPlanned:
-    """A plan with what was left out of its event; see `parts`."""
-    job = after.jobs.get(plan.job)
-    pending = job.pending if job is not None else None
-    known = pending is not None and pending.plan.transition == plan.transition
-    return pending.plan if pending is not None and known else plan
 
 
 def _whole_commit(commit: e.TransitionCommitted, after: FleetState) -> e.TransitionCommitted:

@@ -349,6 +349,15 @@ class FleetState(Struct, frozen=True, kw_only=True, gc=False):
     unknown_tags: tuple[str, ...] = ()
     """Tags of events that only a newer version can fold."""
 
+    def whole(self, plan: TransitionPlanned) -> TransitionPlanned:
+        """A plan with what was left out of its event because it was too much; of the state after
+        it. One that is not pending there is given back as it is.
+        """
+        job = self.jobs.get(plan.job)
+        pending = job.pending if job is not None else None
+        known = pending is not None and pending.plan.transition == plan.transition
+        return pending.plan if pending is not None and known else plan
+
     def node(self, node: NodeId) -> Node | None:
         """The record of a node, if it ever joined."""
         return self.nodes.get(node)

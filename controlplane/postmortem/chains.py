@@ -33,6 +33,7 @@ LINKS: Final = frozenset(
         e.SwitchoverRequested,
         e.QuarantineRequested,
         e.FaultInjected,
+        e.ChangesDrafted,
         e.TransitionPlanned,
         e.TransitionPrepared,
         e.TransitionCommitted,
@@ -78,6 +79,8 @@ class Chains:
         self._about: dict[NodeId, Position] = {}
         self._chains: dict[_Key, list[Link]] = {}
         self._last: dict[_Key, e.Recorded] = {}
+        self._drafted: dict[_Key, list[NodeId]] = {}
+        """Who leaves by the parts of a plan that is not said yet."""
 
     def of(self, job: JobId, transition: TransitionId) -> tuple[Link, ...]:
         """The chain of one transition."""
@@ -94,6 +97,9 @@ class Chains:
                 self._last[key] = recorded
             return
         match event:
+            case e.ChangesDrafted():
+                drafted = self._drafted.setdefault((event.job, event.transition), [])
+                drafted += [change.leaver for change in event.changes if change.leaver]
             case e.TransitionPlanned():
                 if event.motive is not e.Motive.LAUNCH:
                     self._chains[event.job, event.transition] = self._begin(recorded, event)
@@ -113,10 +119,10 @@ class Chains:
 
     def _begin(self, recorded: e.Recorded, plan: e.TransitionPlanned) -> list[Link]:
         """What led to a plan, the first first, and the plan."""
+        leavers = self._drafted.pop((plan.job, plan.transition), [])
+        leavers += [change.leaver for change in plan.changes]
         wanted = [*plan.evidence]
-        wanted += [
-            at for change in plan.changes if (at := self._about.get(change.leaver)) is not None
-        ]
+        wanted += [at for name in leavers if (at := self._about.get(name)) is not None]
         found: dict[Position, Link] = {}
         while wanted and len(found) < CHAIN_MAX:
             position = wanted.pop()

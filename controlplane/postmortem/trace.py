@@ -43,6 +43,8 @@ _APART_MAX: Final = 480
 """Entries of one millisecond that are told apart: each begins 1 µs later, and ends 1 µs earlier."""
 
 _SAID_OF_A_JOB: Final = (
+    e.ChangesDrafted,
+    e.SourcesChosen,
     e.TransitionPlanned,
     e.TransitionCommitted,
     e.TransitionFinished,
@@ -121,7 +123,7 @@ class _Tracer:
             place = self._place(recorded)
             made.append(self._entry(recorded, place))
             yield from self._with_new_tracks([each for each in made if each])
-            yield from self._causes.of(recorded, place)
+            yield from self._causes.of(recorded, place, state)
         nodes, epochs = stretches.rest(state.at_ms + 1)
         made = [self._node(each) for each in nodes] + [self._epoch(each) for each in epochs]
         for job, from_ms in sorted(open_transitions.items()):
@@ -246,12 +248,14 @@ class _Causes:
         self._acks: dict[tuple[JobId, TransitionId], Place] = {}
         self._sweeps: dict[SweepId, Place] = {}
 
-    def of(self, recorded: e.Recorded, place: Place) -> Iterator[Record]:
-        """The arrows that end at an entry."""
+    def of(self, recorded: e.Recorded, place: Place, after: FleetState) -> Iterator[Record]:
+        """The arrows that end at an entry; a plan is taken as a whole, however it was said."""
         event = recorded.event
+        if isinstance(event, e.TransitionPlanned):
+            event = after.whole(event)
         for cause in self._led_to(event):
             yield from self._arrow(cause, place)
-        self._remember(recorded, place)
+        self._remember(event, recorded.position, place)
 
     def _led_to(self, event: e.AnyEvent) -> list[Place]:
         found = [self._evidence.get(at) for at in getattr(event, "evidence", ())]
@@ -272,8 +276,7 @@ class _Causes:
                 pass
         return list(dict.fromkeys(each for each in found if each is not None))
 
-    def _remember(self, recorded: e.Recorded, place: Place) -> None:
-        event = recorded.event
+    def _remember(self, event: e.AnyEvent, position: Position, place: Place) -> None:
         match event:
             case e.TransitionPlanned():
                 movers = {name for c in event.changes for name in (c.joiner, c.leaver)}
@@ -297,7 +300,7 @@ class _Causes:
                 | e.NodeQuarantined()
             ):
                 self._about[event.node] = place
-                self._evidence[recorded.position] = place
+                self._evidence[position] = place
             case (
                 e.PeerReset()
                 | e.PeerWaited()
@@ -307,7 +310,7 @@ class _Causes:
                 | e.NodeLeft()
                 | e.GroupBroken()
             ):
-                self._evidence[recorded.position] = place
+                self._evidence[position] = place
             case _:
                 pass
 
