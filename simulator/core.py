@@ -355,6 +355,8 @@ class Core:
         job = self.state.jobs.get(JOB)
         if job is None or job.pending is not None or job.vacant:
             return
+        if not self._ended and not len(job.holders):
+            return
         wanted = set(needed)
         for number in self.state.sweeps:
             wanted.update(self.state.sweeps[number].parties())

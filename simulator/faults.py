@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from simulator.rng import Streams, exponential, weibull, weighted
+from simulator.rng import Streams, exponential, long_weibull, weibull, weighted
 from simulator.scenario import Scenario
 
 DAY_S = 86_400.0
@@ -148,14 +148,16 @@ def _superposed(scenario: Scenario, streams: Streams, rate_s: float) -> Iterator
 
 
 def _renewals(scenario: Scenario, streams: Streams, base_s: float) -> Iterator[Fault]:
-    """One renewal process per machine; the first gap is begun at a random age."""
+    """One renewal process per machine, which began long ago: a gap under way is found in
+    proportion to its length, so the first one is drawn so, and a part of it is over.
+    """
     if base_s <= 0:
         return
     chance = streams.stream("hard")
     shape = scenario.faults.shape
     norm = gamma(1 + 1 / shape)
     for machine in range(scenario.machines):
-        at_s = weibull(chance, 1 / base_s, shape, norm) * chance.random()
+        at_s = long_weibull(chance, 1 / base_s, shape, norm) * chance.random()
         while at_s < scenario.horizon_s:
             yield _one(scenario, chance, at_s, machine)
             at_s += weibull(chance, 1 / base_s, shape, norm)

@@ -42,6 +42,11 @@ def weibull(chance: random.Random, mean: float, shape: float, gamma: float) -> f
     return float(mean / gamma * (-log(1.0 - chance.random())) ** (1 / shape))
 
 
+def long_weibull(chance: random.Random, mean: float, shape: float, gamma: float) -> float:
+    """Draw from a Weibull distribution in proportion to length: the gap around an instant."""
+    return float(mean / gamma * chance.gammavariate(1 + 1 / shape, 1.0) ** (1 / shape))
+
+
 def weighted(chance: random.Random, weights: Sequence[float]) -> int:
     """Draw an index in proportion to `weights`; one uniform number per draw."""
     edges = list(accumulate(weights))
