@@ -138,7 +138,7 @@ def _released(node: Node, event: e.ReleaseRequested, at: Position) -> Node:
     if node.state in AWAY_STATES:  # it may come back clean
         node = replace(node, drained_by="")
         return replace(node, quarantine="", retired="") if event.force else node
-    if node.state not in _OUT_STATES and node.wanted_out:
+    if node.state not in _OUT_STATES and node.wanted_out not in ("", "release"):
         kept = "" if node.wanted_out == "quarantine" else node.quarantine
         return replace(_wants(node, "", ""), quarantine=kept)
     if node.state is NodeState.SWEEPING and not event.force:

@@ -7,14 +7,33 @@ from msgspec.structs import replace
 
 from statemachine import events as e
 from statemachine.evolve import evolve
-from statemachine.ids import Position, TransitionId
+from statemachine.ids import NodeId, Position, TransitionId
 from statemachine.state import FleetState
 from tests.properties.test_fold_laws import SEEDS, log_of
 
 ANSWERS = (e.TransitionPrepared, e.TransitionApplied)
 """Acknowledgements: what a member may say again if it does not know that it was heard."""
 
-REPEATED = (*ANSWERS, e.WarmupPassed, e.SweepRoundFinished, e.NodeLeft, e.NodeLost)
+REPEATED = (
+    *ANSWERS,
+    e.TransitionRefused,
+    e.WarmupPassed,
+    e.SweepRoundFinished,
+    e.NodeLeft,
+    e.NodeLost,
+    e.GroupBroken,
+)
+
+ACTS = (
+    e.DrainRequested,
+    e.SwitchoverRequested,
+    e.QuarantineRequested,
+    e.ReleaseRequested,
+    e.SweepAsked,
+    e.DecisionsPaused,
+    e.DecisionsResumed,
+)
+"""What people want: nobody counts how often it was said, only when it was said last."""
 
 
 def unplaced(state: FleetState) -> FleetState:
@@ -44,6 +63,28 @@ def test_what_is_said_twice_counts_once(seed: int) -> None:
         assert unplaced(again) == unplaced(state), where
 
     assert count > 10
+
+
+def timeless(state: FleetState, name: NodeId) -> FleetState:
+    """A state without when somebody said what about a node."""
+    zero = Position(0)
+    node = replace(
+        state.nodes[name], wanted_position=zero, sweep_wanted_position=zero, placed_position=zero
+    )
+    return unplaced(replace(state, nodes=state.nodes.insert(name, node)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_act_that_is_stated_twice_is_wanted_once(seed: int) -> None:
+    """Who types a command again, before anything came of it, wants what was wanted."""
+    state = FleetState()
+    for entry in log_of(seed).log:
+        state = evolve(state, entry)
+        if isinstance(entry.event, ACTS):
+            name = getattr(entry.event, "node", min(state.nodes))
+            again = said(state, entry.event)
+            where = f"seed {seed}, position {entry.position}: {entry.event}"
+            assert timeless(again, name) == timeless(state, name), where
 
 
 @pytest.mark.parametrize("seed", SEEDS)
