@@ -171,6 +171,7 @@ class World:
         kind = self.scenario.faults.classes[fault.fault_class].evidence
         witness = self._witness(slot) if kind == "reset" and slot >= 0 else None
         if witness is not None:
+            self.hold_record(witness)
             reporter = self.core.state.nodes[node_id(witness)]
             event: e.AnyEvent = e.PeerReset(
                 node=reporter.node,

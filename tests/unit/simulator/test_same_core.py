@@ -1,11 +1,15 @@
 """The simulator runs the rules of production: what is changed there changes here."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
+from simulator.compare import one
 from simulator.faults import draw
 from simulator.parts import STRATEGIES
 from simulator.scenario import GreyTable, Scenario
+from simulator.scenario_file import load
 from simulator.world import World
 from statemachine import decide, decide_slots, parts
 from statemachine import events as e
@@ -92,3 +96,12 @@ def test_plans_in_parts_seat_the_same_machines(
     assert any(isinstance(entry.event, e.ChangesDrafted) for entry in cut.kept)  # type: ignore[attr-defined]
     assert cut.totals.ettr() == pytest.approx(whole.totals.ettr(), abs=1e-9)
     assert cut.totals.cold == whole.totals.cold
+
+
+def test_whoever_reports_a_reset_is_known() -> None:
+    """A peer that reports a broken link has a record, also where another replica's is there
+    already, as the partner of a sweep.
+    """
+    path = Path(__file__).parents[3] / "scenarios" / "llm_8k.toml"
+
+    assert one(load(path), "standby-swap-guard", 11).losses > 40
