@@ -17,7 +17,7 @@ MARK: Final = "changeover: "
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _SERVING: Final = ("idle", "allocated", "mixed", "completing", "reserved", "planned", "blocked")
-_CORDONED: Final = ("draining", "drained", "drain", "maint")
+_CORDONED: Final = ("draining", "drained", "drain", "maint", "maintenance")
 _DOWN: Final = ("down", "fail", "failing", "error", "not_responding", "powered_down", "power_down")
 
 
@@ -75,11 +75,13 @@ def _checked(machine: str) -> str:
 
 
 def _standing(state: str) -> Standing:
-    """From Slurm's word, whose marks (``*~#!%$@^-+``) say more about power than about service."""
+    """From Slurm's word, whose marks (``*~#!%$@^-+``) say more about power than about service. A node
+    that is drained stays somebody's, whether it answers or not.
+    """
     word, *flags = state.lower().rstrip("*~#!%$@^-").split("+")
     words = (word, *flags)
-    if any(each in _DOWN for each in words) or state.endswith("*"):
-        return Standing.DOWN
     if any(each in _CORDONED for each in words):
         return Standing.CORDONED
+    if any(each in _DOWN for each in words) or state.endswith("*"):
+        return Standing.DOWN
     return Standing.IN_SERVICE if word in _SERVING else Standing.UNKNOWN

@@ -18,7 +18,9 @@ from controlplane.provision.port import (
 )
 from controlplane.provision.slurm import SlurmProvisioner
 
-# `sinfo --noheader --Node --nodes NODE -o "%T|%E"`, as Slurm 22.05 to 24.05 print it
+# `sinfo --noheader --Node --nodes NODE -o "%T|%E"`: every state and mark that sinfo's manual of Slurm
+# 24.05 lists, in the form in which that option prints it, with the reasons that slurmctld gives. No
+# Slurm was at hand to record more than its manual shows.
 RECORDED = [
     ("idle|none", Standing.IN_SERVICE),
     ("allocated|none", Standing.IN_SERVICE),
@@ -34,6 +36,26 @@ RECORDED = [
     ("down*|Not responding", Standing.DOWN),
     ("idle*|none", Standing.DOWN),
     ("fail|disk", Standing.DOWN),
+    ("allocated*|none", Standing.DOWN),
+    ("drained*|Not responding", Standing.CORDONED),
+    ("draining@|Reboot ASAP", Standing.CORDONED),
+    ("idle+maintenance+reserved|none", Standing.CORDONED),
+    ("reserved|none", Standing.IN_SERVICE),
+    ("planned|none", Standing.IN_SERVICE),
+    ("blocked|none", Standing.IN_SERVICE),
+    ("idle#|none", Standing.IN_SERVICE),
+    ("idle%|none", Standing.IN_SERVICE),
+    ("idle!|none", Standing.IN_SERVICE),
+    ("allocated$|none", Standing.IN_SERVICE),
+    ("failing|NHC: check_hw_gpu", Standing.DOWN),
+    ("powered_down|none", Standing.DOWN),
+    ("future|none", Standing.UNKNOWN),
+    ("inval|Low RealMemory", Standing.UNKNOWN),
+    ("perfctrs|none", Standing.UNKNOWN),
+    ("powering_up|none", Standing.UNKNOWN),
+    ("powering_down|none", Standing.UNKNOWN),
+    ("reboot_issued|Reboot ASAP", Standing.UNKNOWN),
+    ("reboot_requested|Reboot ASAP", Standing.UNKNOWN),
     ("unknown|none", Standing.UNKNOWN),
     ("glowing|none", Standing.UNKNOWN),
 ]
@@ -101,11 +123,12 @@ async def test_a_node_is_drained_with_our_reason_and_resumed(tools: Tools) -> No
     ]
 
 
+@pytest.mark.parametrize("said", ["drained|Kill task failed", "drained*|disk swap"])
 async def test_what_somebody_else_drained_is_neither_drained_again_nor_resumed(
-    tools: Tools,
+    tools: Tools, said: str
 ) -> None:
     """An administrator's reason stays where it is."""
-    tools.says("sinfo", "drained|Kill task failed")
+    tools.says("sinfo", said)
 
     await tools.slurm.cordon("gpu-07", "slow")
     with pytest.raises(ToolRefused, match="somebody else"):
