@@ -75,8 +75,9 @@ def _checked(machine: str) -> str:
 
 
 def _standing(state: str) -> Standing:
-    """From Slurm's word, whose marks (``*~#!%$@^-+``) say more about power than about service. A node
-    that is drained stays somebody's, whether it answers or not.
+    """From Slurm's word, whose marks (``*~#!%$@^-+``) say more about power than about service.
+
+    A node that is drained stays somebody's, whether it answers or not.
     """
     word, *flags = state.lower().rstrip("*~#!%$@^-").split("+")
     words = (word, *flags)

@@ -18,9 +18,9 @@ from controlplane.provision.port import (
 )
 from controlplane.provision.slurm import SlurmProvisioner
 
-# `sinfo --noheader --Node --nodes NODE -o "%T|%E"`: every state and mark that sinfo's manual of Slurm
-# 24.05 lists, in the form in which that option prints it, with the reasons that slurmctld gives. No
-# Slurm was at hand to record more than its manual shows.
+# `sinfo --noheader --Node --nodes NODE -o "%T|%E"`: every state and mark that sinfo's manual of
+# Slurm 24.05 lists, in the form in which that option prints it, with the reasons that slurmctld
+# gives. No Slurm was at hand to record more than its manual shows.
 RECORDED = [
     ("idle|none", Standing.IN_SERVICE),
     ("allocated|none", Standing.IN_SERVICE),
