@@ -190,7 +190,7 @@ def _between_small_jobs(before: list[World], after: list[World]) -> Iterator[Fig
         ("before", 0.20, [world.plant.trace.slow for world in before]),
         ("after", 0.01, [still_slow(world) for world in after]),
     ):
-        found = [_variation(factors, number) for number, factors in enumerate(slow)]
+        found = [variation(factors, number) for number, factors in enumerate(slow)]
         yield Figure(
             name=f"Guard Fig 11: variation between jobs of {SMALL_JOB} nodes, {words}",
             published=published,
@@ -209,7 +209,7 @@ def still_slow(world: World) -> dict[int, float]:
     return {number: severity for number, severity in found.items() if severity > 1}
 
 
-def _variation(slow: Mapping[int, float], replication: int) -> float:
+def variation(slow: Mapping[int, float], replication: int) -> float:
     """Coefficient of variation of the step among jobs that get machines by chance."""
     machines = fleet(pair=True).machines
     chance = Streams(0, replication).stream("small-jobs")

@@ -83,7 +83,7 @@ def wasted(replications: int) -> Iterator[Figure]:
         for extra in (False, True)
     }
     yield from _savings(runs, always)
-    yield from _accounted(replications)
+    yield from accounted(replications)
     for (strategy, gpus, extra), found in runs.items():
         minutes = "+2 min" if extra else "without"
         yield Figure(
@@ -153,7 +153,7 @@ _WHY_STILL_LESS = (
 )
 
 
-def _accounted(replications: int) -> Iterator[Figure]:
+def accounted(replications: int) -> Iterator[Figure]:
     """The same by the paper's own accounting: incidents times a constant, and one idle machine."""
     runs = {
         (strategy, extra_s): _constant(strategy, extra_s, replications)

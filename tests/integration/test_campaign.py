@@ -42,15 +42,15 @@ def test_what_cannot_be_played_is_refused_in_one_line(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(500)
 def test_a_scenario_is_played_and_simulated_again(tmp_path: Path) -> None:
     """A grey node, a kill and a drain of one file happen for real, cost no step, and come out of
     the simulation with the same number of swaps and downtimes of the same order.
     """
     folder = tmp_path / "run"
     scenario = str(ROOT / "scenarios" / "live.toml")
-    arguments = ("--scenario", scenario, "--run-dir", str(folder), "--json")
-    played = run("controlplane", "demo", *arguments, timeout_s=800)
+    arguments = ("--scenario", scenario, "--run-dir", str(folder), "--no-baseline", "--json")
+    played = run("controlplane", "demo", *arguments, timeout_s=440)
     assert played.returncode == 0, played.stderr[-2000:]
     assert json.loads(played.stdout)["ok"]
     told = run("simulator", "validate", str(folder), "--json")
