@@ -100,6 +100,8 @@ def _key(names: Sequence[str], top: float) -> list[Shape]:
     shapes: list[Shape] = []
     beside = _beside(names)
     for place, name in enumerate(names):
+        if not name:
+            continue
         x, y = LEFT + place % beside * 165, top + place // beside * 20
         style = f"shade{place % SHADES}"
         shapes.append(Shape(kind="rect", x=x, y=y, x2=12, y2=12, style=style))

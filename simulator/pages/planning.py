@@ -241,13 +241,13 @@ def _series(cells: Sequence[Cell], names: tuple[str, ...]) -> list[Series]:
 
 def page_of_paper(rows: Sequence[Figure]) -> Page:
     """Relative errors of what is published, fitted and predicted apart, and every row."""
-    known = [row for row in rows if row.published]
-    missed = [row for row in known if row.kind == "predicted" and off(row, OFF_BY)]
+    known = [(number, row) for number, row in enumerate(rows, 1) if row.published]
+    missed = [row for _, row in known if row.kind == "predicted" and off(row, OFF_BY)]
     errors = Bars(
         title="Relative error of each figure",
         unit="simulated over published, less 1, in percent",
-        bars=tuple(_error_bar(row) for row in known),
-        shades=("fitted", "predicted", f"predicted, off by more than {OFF_BY:.0%}"),
+        bars=tuple(_error_bar(number, row) for number, row in known),
+        shades=("fitted", "predicted", "", f"off by over {OFF_BY:.0%}"),
         ends=(-50.0, 50.0),
         note="A fitted figure shows only that an input comes out again. Lines across are 95 % "
         "intervals of the simulated value; what lies beyond 50 % ends there.",
@@ -255,7 +255,7 @@ def page_of_paper(rows: Sequence[Figure]) -> Page:
     columns = ("figure", "published", "simulated", "error", "kind", "inputs", "source", "note")
     cells = tuple(
         (
-            row.name,
+            f"{number}. {row.name}",
             f"{row.published:g} {row.unit}" if row.published is not None else "-",
             f"{told(row.simulated, 3)} {row.unit}",
             f"{row.error:+.1%}" if row.error is not None else "-",
@@ -264,7 +264,7 @@ def page_of_paper(rows: Sequence[Figure]) -> Page:
             row.source,
             row.note,
         )
-        for row in rows
+        for number, row in enumerate(rows, 1)
     )
     apart = tuple((name, " ".join(why.split())) for name, why in NOT_REPRODUCED)
     return Page(
@@ -279,14 +279,14 @@ def page_of_paper(rows: Sequence[Figure]) -> Page:
     )
 
 
-def _error_bar(row: Figure) -> Bar:
+def _error_bar(number: int, row: Figure) -> Bar:
+    """The error of a figure; the table has its whole name under the same number."""
     assert row.published
     assert row.error is not None
-    shade = 0 if row.kind == "fitted" else 2 if off(row, OFF_BY) else 1
+    shade = 0 if row.kind == "fitted" else 3 if off(row, OFF_BY) else 1
     low, high = ends_of(row.simulated)
-    shorter = row.name if len(row.name) <= 40 else f"{row.name[:39]}…"
     return Bar(
-        name=shorter,
+        name=f"{number}. {row.name.partition(':')[0]}",
         value=row.error * 100,
         low=None if low is None else (low / row.published - 1) * 100,
         high=None if high is None else (high / row.published - 1) * 100,

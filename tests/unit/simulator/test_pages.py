@@ -167,7 +167,7 @@ def test_fitted_and_predicted_figures_look_different() -> None:
     errors = page.blocks[0]
     assert isinstance(errors, Bars)
 
-    assert [(bar.name, bar.shade) for bar in errors.bars] == [("a", 0), ("b", 1), ("c", 2)]
+    assert [(b.name, b.shade) for b in errors.bars] == [("1. a", 0), ("2. b", 1), ("3. c", 3)]
     assert errors.bars[2].value == pytest.approx(-50.0)
     assert errors.bars[2].low == pytest.approx(-51.0)
     assert "1 that were predicted are off" in page.lead
