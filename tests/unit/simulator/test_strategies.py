@@ -14,21 +14,9 @@ from simulator.scenario import CostTable, GreyTable, Scenario
 from simulator.scenario_file import load
 
 Run = Callable[..., Totals]
-CLOSED = (
-    "checkpoint-restart",
-    "hot-spares",
-    "in-process",
-    "drop-replica",
-    "oobleck",
-    "parcae",
-    "standby-swap",
-    "swap-no-standby",
-    "swap-no-delta",
-    "swap-no-direct",
-)
 
 
-@pytest.mark.parametrize("strategy", CLOSED)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_renewal_argument_agrees(small: Scenario, strategy: str) -> None:
     """The closed form lies within the interval of the simulated ETTR, widened by half a percent."""
     rare = replace(
