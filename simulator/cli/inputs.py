@@ -19,7 +19,7 @@ from simulator.cli.showing import (
 )
 from simulator.errors import BadTrace
 from simulator.pages.planning import page_of_paper
-from simulator.paper import NOT_REPRODUCED, OFF_BY, Figure, figures, off
+from simulator.paper import COUNT, NOT_REPRODUCED, OFF_BY, Figure, figures, off
 from simulator.traces import UNITS, FaultTrace, read_csv, read_stepfun, stats
 
 Command = Callable[..., Any]
@@ -103,7 +103,7 @@ def paper(replications: int, *, html: Path | None, as_json: bool) -> None:
     try:
         for row in figures(replications):
             rows.append(row)
-            told.count(len(rows), row.name)
+            told(len(rows), COUNT)
     except KeyboardInterrupt:
         stopped = True
     told.end()

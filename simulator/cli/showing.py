@@ -78,10 +78,6 @@ class Progress:
         left_s = (time.monotonic() - self._began) / max(1, done) * (of - done)
         self._say(f"{done} of {of}, about {left_s:.0f} s left", last=done >= of)
 
-    def count(self, done: int, what: str) -> None:
-        """Tell how many are done where nobody knows how many there will be."""
-        self._say(f"{done} done, last: {what}", last=False)
-
     def end(self) -> None:
         """Leave the line."""
         if self._open:

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from simulator.paper import fleets, guard, projection, trainmover
 from simulator.paper.figure import Figure, off
 
-__all__ = ["NOT_REPRODUCED", "OFF_BY", "Figure", "figures", "off"]
+__all__ = ["COUNT", "NOT_REPRODUCED", "OFF_BY", "Figure", "figures", "off"]
 
+COUNT = 108
+"""How many figures there are."""
 OFF_BY = 0.1
 """Relative error from which a predicted row is marked."""
 

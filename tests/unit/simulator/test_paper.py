@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from simulator.cli import cli, inputs
 from simulator.compare import one
 from simulator.faults import draw
 from simulator.meter import pace
-from simulator.paper import fleets, guard, off, projection, trainmover
+from simulator.paper import COUNT, figures, fleets, guard, off, projection, trainmover
 from simulator.paper.figure import Figure, exactly, quiet
 from simulator.parts import STRATEGIES
 from simulator.scenario_file import load
@@ -137,9 +138,32 @@ def test_paper_prints_each_row_with_its_error_and_kind(
 @pytest.mark.timeout(300)
 def test_one_fleet_gives_all_rows_of_guards_table() -> None:
     """MTTF in four configurations comes from one fitted fleet, each within 12 %."""
-    rows = [row for row in guard.table_4(6) if "MTTF" in row.name]
+    near(list(islice(guard.table_4(6), 4)), 0.12)
 
-    near(rows, 0.12)
+
+@pytest.mark.soak
+@pytest.mark.timeout(500)
+def test_the_whole_table_is_what_the_docs_say() -> None:
+    """Every figure comes out, each fitted one within 12 %, and of the predicted ones with a number
+    only those that the docs name are off.
+    """
+    rows = list(figures(3))
+    missed = {row.name.partition(":")[0] for row in rows if off(row, 0.1)}
+
+    assert len(rows) == COUNT
+    near([row for row in rows if row.kind == "fitted" and "Fig 11" not in row.name], 0.12)
+    assert missed <= {
+        "TrainMover Table 16",  # free checkpoints
+        "TrainMover Fig 2",
+        "TrainMover blog",
+        "TrainMover Fig 9",
+        "Guard Fig 12",
+        "Guard Fig 11",
+        "Guard Table 4",  # of three replications
+        "Meta RSC",
+        "AIReSim defaults, the paper's repairs",  # host selections
+        "AIReSim defaults, repairs as corrected",
+    }
 
 
 def test_each_part_of_guard_lengthens_the_time_between_failures() -> None:
