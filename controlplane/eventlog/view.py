@@ -187,7 +187,7 @@ class View(Generic[T]):
         if item is None:
             self._drop(kv.key)
             return
-        self._updated.setdefault(kv.key, kv.key in self._items or kv.key in self._removed)
+        self._updated.setdefault(kv.key, kv.key in self._items)
         self._items[kv.key] = item
         self._written[kv.key] = kv.mod_revision
 

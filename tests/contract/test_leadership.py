@@ -102,6 +102,32 @@ async def test_a_deposed_leader_is_stopped_at_the_store(
     assert await log.desired(J0) is None
 
 
+async def test_a_deposed_leader_is_stopped_although_the_head_is_where_it_was(
+    log: EventLog, store: Store, fact: Facts
+) -> None:
+    """It is the term that counts: an append fails with nobody leading, and with a successor that
+    has written nothing yet, whose own append is the next one.
+    """
+    first = await log.campaign("c0", 30)
+    await first.append(batch(0, fact))
+    await store.txn((), (Delete(Keys(log.fleet).leader),))
+    doomed = await log.join(N0, b"", 30)
+    ghostly = batch(1, fact, desired=((J0, b"ghost"),), fenced=((N0, doomed.incarnation),))
+
+    with pytest.raises(Deposed, match="nobody leads now"):
+        await first.append(ghostly)
+    orphan = await log.campaign("c1", 30)
+    await store.txn((), (Delete(Keys(log.fleet).leader),))
+    second = await log.campaign("c2", 30)
+    with pytest.raises(Deposed, match="c2 leads now"):
+        await orphan.append(ghostly)
+
+    assert await positions(log) == [1]
+    assert await log.desired(J0) is None
+    assert [item.node for item in await log.nodes()] == [N0]
+    assert await second.append(batch(1, fact)) == 2
+
+
 async def test_a_leader_learns_its_end_at_once(log: EventLog, store: Store) -> None:
     """The renewal of a leader whose key vanishes ends within a fraction of its TTL."""
     leadership = await log.campaign("c0", 30)

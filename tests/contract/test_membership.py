@@ -268,6 +268,18 @@ async def test_a_ghost_is_stopped_at_the_store(
     assert await log.vitals() == ()
 
 
+async def test_a_ghosts_vitals_are_stopped_at_the_store(log: EventLog) -> None:
+    """What it measured is put nowhere, though it does not know yet that it was declared lost."""
+    session = await log.join(N0, b"", 30)
+    await fence(log, session)
+    assert session.is_alive, "it would not even ask"
+
+    with pytest.raises(Fenced, match="declared lost"):
+        await session.put_vitals(b"")
+
+    assert await log.vitals() == ()
+
+
 async def test_a_declared_node_learns_it_at_once(log: EventLog) -> None:
     """The renewal of a node that is declared lost ends within a fraction of its TTL."""
     session = await log.join(N0, b"", 30)
