@@ -10,8 +10,9 @@ instant of a step, and a replacement is warm where the contender can use one:
 - NVRx in-process restart (pinned), one rank in reserve, with an abort for gloo that it has not.
 
 Medians and ranges; the time beyond an ordinary step; steps taken again; where Changeover's time
-goes. With `--alarms` nobody is killed: a member is stopped for half a second, again and again, and
-then the machine is overloaded; every loss that is declared is a false alarm.
+goes, and how far each phase is from its floor (`rivals/floors.py`). With `--alarms` nobody is
+killed: a member is stopped for half a second, again and again, and then the machine is overloaded;
+every loss that is declared is a false alarm.
 
 The rivals run in environments of their own below `--rivals` (made if missing, pinned).
 """
@@ -51,17 +52,14 @@ def measure(name: str, folder: Path, asked: argparse.Namespace) -> list[Row]:
     chance = random.Random(SEED)
     rows: list[Row] = []
 
-    def tell(row: Row) -> None:
-        rows.append(row)
-        print(f"  {name}: {row['whole_s']:.3f} s", file=sys.stderr, flush=True)
-
     common = (folder, asked.ranks, asked.kills, chance)
     if name.startswith("changeover"):
         whole_node = name.endswith("node")
-        anyio.run(functools.partial(changeover.kills, *common, tell, whole_node=whole_node))
+        anyio.run(functools.partial(changeover.kills, *common, rows.append, whole_node=whole_node))
         return rows
     for row in _rival(name, common, asked):
-        tell(row)
+        rows.append(row)
+        print(f"  {name}: {row['whole_s']:.3f} s", file=sys.stderr, flush=True)
     return rows
 
 
@@ -162,7 +160,17 @@ def show(found: dict[str, list[Row]], asked: argparse.Namespace) -> None:
         for phase in PHASES if name in found else ():
             if any(phase in row for row in found[name]):
                 took, least, most = middle(found[name], phase)
-                print(f"  {name}: {phase:10} {took:7.1f} [{least:.1f}..{most:.1f}]")
+                floor_ms = middle(found[name], f"floor {phase}")[0] if _has_floor(phase) else 0.0
+                line = f"  {name}: {phase:10} {took:7.1f} [{least:.1f}..{most:.1f}]"
+                print(f"{line:56} floor {floor_ms:6.1f}")
+        if name in found:
+            hop_ms = middle(found[name], "floor one hop")[0]
+            print(f"  {name}: to the commit and to the end of it, another hop: floor {hop_ms:.1f}")
+
+
+def _has_floor(phase: str) -> bool:
+    """Whether a phase could not be instant: nothing has to be waited for to park or to switch."""
+    return phase in {"detect", "prepare", "transfer", "first_step"}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ state given to joiners, while the thread computes the rest, which is thrown away
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,13 +24,14 @@ from msgspec.structs import replace
 from controlplane.eventlog.promptness import be_prompt
 from statemachine import messages as m
 from statemachine.events import Motive, Report
-from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Slot, TransitionId
+from statemachine.ids import JobId, NodeId, Slot, TransitionId
 from statemachine.layout import Layout
 from statemachine.topology import Holder
 from worker.channel import Channel, ChannelClosed
 from worker.faultpoints import reach
 from worker.groups.managed import ManagedGroup
 from worker.groups.port import Cause, CauseKind, PrepareRefused
+from worker.handover import likely_takers
 from worker.orders import (
     NOTHING_KNOWN,
     Become,
@@ -41,6 +42,7 @@ from worker.orders import (
     kinds_to_build,
 )
 from worker.seat import Seat, seat_of
+from worker.telling import peer_gone, peer_silent
 from worker.vigil import Silence
 
 log = logging.getLogger("worker.control")
@@ -82,8 +84,10 @@ class Control:
     _becoming: bool = False
     expect: Callable[[m.Prepare | None], None] = lambda _: None
     """Told what this process joins, on the listening thread, so that it can ask for state early."""
-    give: Callable[[m.Commit], None] = lambda _: None
-    """Told, on the listening thread, to give the state as it was before the step under way."""
+    give: Callable[[TransitionId, Sequence[Holder]], None] = lambda *_: None
+    """Told, on another thread, to give the state as it was before the step under way."""
+    take: Callable[[], None] = lambda: None
+    """Told that this process stands still without state: what it asked for may arrive."""
     _computing: Report | None = None
     _doomed: bool = False
     _orders: list[Order] = field(default_factory=list)
@@ -119,10 +123,7 @@ class Control:
             self._answer()
 
     def may_vote(self) -> bool:
-        """The step's vote is about to be cast; False: it must not pass, since somebody was told so.
-
-        From now on only a parked thread stands anywhere.
-        """
+        """The step's vote is about to be cast; False: it must not pass: somebody was told so."""
         with self.changed:
             self._computing = None
             return not self._doomed
@@ -139,8 +140,7 @@ class Control:
     ) -> tuple[m.Commit, Seat] | None:
         """Wait, in the middle of a step, for an order with which that very step `goes_on`.
 
-        The step is alive again with such an order. None: what is ordered is something else, and
-        stays to be taken once the step was given up, in its vote.
+        None: something else is ordered, and is taken once the step was given up, in its vote.
         """
         with self.changed:
             if self._computing is None:
@@ -245,30 +245,11 @@ class Control:
 
     def peer_reset(self, node: str, incarnation: int, kind: str) -> None:
         """Report the end of a peer's process; called on the links' own thread."""
-        seat = self.seat()
-        group = seat.names.get(kind, kind) if seat is not None else kind
-        self._say(
-            m.PeerGone(
-                peer=NodeId(node),
-                peer_incarnation=Incarnation(incarnation),
-                group=group,
-                epoch=seat.epoch if seat is not None else Epoch(0),
-                step=-1,
-            )
-        )
+        self._say(peer_gone(self.seat(), node, incarnation, kind))
 
     def peer_silent(self, found: Silence) -> None:
         """Report that a peer is waited for and silent, or answers again; called by the vigil."""
-        seat = self.seat()
-        self._say(
-            m.PeerSilent(
-                peer=NodeId(found.member.node),
-                peer_incarnation=Incarnation(found.member.incarnation),
-                epoch=seat.epoch if seat is not None else Epoch(0),
-                waited_ms=found.waited_s * 1000,
-                silent_ms=found.silent_s * 1000,
-            )
-        )
+        self._say(peer_silent(self.seat(), found))
 
     def members(self) -> tuple[Holder, ...]:
         """Who holds a slot, or is about to, as this process was told last."""
@@ -424,6 +405,19 @@ class Control:
                 computing=found.computing,
             )
         )
+        if found.message.motive is Motive.UNPLANNED and not found.message.asks_saves:
+            self._begin_transfer(found.message)
+
+    def _begin_transfer(self, message: m.Prepare) -> None:
+        """Move the state before it is ordered, where it is certain which one that will be (locked).
+
+        Whoever is in a step gives that of before the step; whoever has none takes what comes.
+        """
+        seat = self.seat()
+        if seat is not None and self._computing is not None and message.slot >= 0:
+            self._give(message.transition, likely_takers(self.layout, message, seat.members))
+        elif seat is None and self._parked is not None and not self._parked.has_state:
+            self.take()
 
     def _stands_while_computing(self, found: Preparation) -> bool:
         """Whether the thread is in a step that cannot pass any more (lock held; groups are broken).
@@ -447,13 +441,16 @@ class Control:
         found = self._preparation
         if found is None or found.message.transition != commit.transition:
             return
-        if self._computing is None or commit.motive is not Motive.UNPLANNED:
+        if self._computing is None or commit.motive is not Motive.UNPLANNED or commit.loads:
             return
+        self._give(commit.transition, commit.send)
+
+    def _give(self, transition: TransitionId, takers: Sequence[Holder]) -> None:
         try:
-            if commit.send and not commit.loads:
-                self.give(commit)
+            if takers:
+                self.give(transition, takers)
         except Exception:  # then the training thread gives it, once it is parked
-            log.exception("state of transition %d was not given early", commit.transition)
+            log.exception("state of transition %d was not given early", transition)
 
     def _report(self, message: m.Prepare) -> Report | None:
         """Where this thread stands, and what it could load if that is asked."""

@@ -3,8 +3,10 @@
 What belongs here: which offers are open, and what of a transfer's outcome matters to the loop.
 What does not: the stream itself (`transfer`), what the state is (`state`).
 
-A joiner asks its likely sources as soon as it prepares, so that nothing but bytes is left to be
-moved once it is known who gives them.
+A joiner asks its likely sources as soon as it prepares. A source that is in a step when it hears of
+a loss knows which state will be asked for: the one before that step, since the step cannot pass
+unless all go on with it. So it gives that at once, and a joiner that has no state takes it, while
+the transition is still being prepared; the order that follows says whether it was the right one.
 
 A source may compute on while it serves: the bytes on offer change only in the optimizer, after a
 vote in which the receiver takes part, so what is still on offer then is taken back: the receiver
@@ -16,12 +18,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 from statemachine import messages as m
 from statemachine.events import Motive
-from statemachine.ids import Incarnation, JobId, NodeId, TransitionId
+from statemachine.ids import Incarnation, JobId, NodeId, Slot, TransitionId
 from statemachine.layout import Layout
 from statemachine.topology import Holder
 from statemachine.transition import some_sources
@@ -74,9 +77,10 @@ class _Expected:
         return self._decision(header)
 
     def decide(self, into: Callable[[ImageHeader], StateImage]) -> None:
-        """Let the state arrive."""
-        self._decision = into
-        self._decided.set()
+        """Let the state arrive; what was decided first holds."""
+        if not self._decided.is_set():
+            self._decision = into
+            self._decided.set()
 
     def cancel(self) -> None:
         """Give it up."""
@@ -94,9 +98,38 @@ def likely_sources(layout: Layout, message: m.Prepare) -> tuple[Holder, ...]:
         return tuple(holder for holder in message.leavers if holder.slot == message.slot)
     if message.motive is not Motive.UNPLANNED:
         return ()
-    held = {holder.slot: holder for holder in message.members}
-    replicas = [held[slot] for slot in layout.replicas_of(message.slot) if slot in held]
-    return tuple(some_sources(message.slot, replicas))
+    return _replicas(layout, message.slot, message.members)
+
+
+def likely_takers(
+    layout: Layout, message: m.Prepare, before: Sequence[Holder]
+) -> tuple[Holder, ...]:
+    """Whom a member may be told to give its state after a loss: newcomers that ask it for it."""
+    newcomers = [holder for holder in message.members if holder not in before]
+    return tuple(
+        holder
+        for holder in newcomers
+        if any(one.slot == message.slot for one in _replicas(layout, holder.slot, message.members))
+    )
+
+
+def _replicas(layout: Layout, slot: Slot, members: Sequence[Holder]) -> tuple[Holder, ...]:
+    held = {holder.slot: holder for holder in members}
+    replicas = [held[other] for other in layout.replicas_of(slot) if other in held]
+    return tuple(some_sources(slot, replicas))
+
+
+def _received(state: TrainingState, wanted: int, header: ImageHeader) -> StateImage:
+    """Where a state lands; `wanted` is the step that it must be of, -1 for any."""
+    step = _step_of(header.meta)
+    if wanted not in (-1, step):
+        raise ImageRefused(f"state before step {step}, wanted {wanted}")
+    reach("transfer.receiving")
+    return state.receiver(header)
+
+
+def _step_of(meta: Mapping[str, Any]) -> int:
+    return int(meta["stamp"]["step"])
 
 
 class Handover:
@@ -111,6 +144,7 @@ class Handover:
         self._server = TransferServer(secret=secret, job=job, me=self._me, host=host)
         self._offers: list[Offer] = []
         self._offered = TransitionId(0)
+        self._takers: set[Party] = set()
         self._giving = threading.RLock()
         self._lenders: list[Callable[[int], StateImage | None]] = []
         self._expecting = threading.Lock()
@@ -136,16 +170,17 @@ class Handover:
         `withdraw`.
         """
         with self._giving:
-            if self._offered == transition:
-                return
-            self.withdraw()
-            if not joiners:
+            if self._offered != transition:
+                self.withdraw()
+                self._takers.clear()
+                self._offered = transition
+            parties = [Party(joiner.node, joiner.incarnation) for joiner in joiners]
+            fresh = [party for party in parties if party not in self._takers]
+            if not fresh:
                 return
             made = image()
-            for joiner in joiners:
-                party = Party(joiner.node, joiner.incarnation)
-                self._offers.append(self._server.offer(transition, party, made))
-            self._offered = transition
+            self._offers += [self._server.offer(transition, party, made) for party in fresh]
+            self._takers.update(fresh)
         reach("transfer.offered")
 
     def finish_serving(self, interrupt: threading.Event | None = None) -> bool:
@@ -182,6 +217,15 @@ class Handover:
                 self._expected = _Expected(self._claim(message.transition))
                 self._expected.fetching.ask([_source(holder) for holder in sources])
 
+    def accept(self, state: TrainingState) -> None:
+        """Let the state that was asked for arrive before it is ordered: there is nothing to lose.
+
+        Whoever calls it leaves `state` alone until a transition says what it is.
+        """
+        with self._expecting:
+            if self._expected is not None:
+                self._expected.decide(partial(_received, state, -1))
+
     def _claim(self, transition: TransitionId) -> Claim:
         return Claim(self._secret, self._job, transition, self._me)
 
@@ -207,19 +251,13 @@ class Handover:
         Raises:
             TransferFailed: no source gave the state although none of them was lost.
         """
-
-        def into(header: ImageHeader) -> StateImage:
-            step = header.meta["stamp"]["step"]
-            if order.resume_step not in (-1, step):
-                raise ImageRefused(f"state before step {step}, wanted {order.resume_step}")
-            reach("transfer.receiving")
-            return state.receiver(header)
-
         begun = self._begun(order.transition)
-        begun.decide(into)
+        begun.decide(partial(_received, state, order.resume_step))
         try:
             begun.fetching.settle([_source(holder) for holder in order.sources])
             report = begun.fetching.finish(interrupt)
+            if order.resume_step not in (-1, _step_of(report.image.meta)):
+                raise TransferFailed(f"what came early is not what step {order.resume_step} needs")
         except TransferAborted:
             log.info("transfer of transition %d abandoned", order.transition)
             return None
@@ -236,7 +274,7 @@ class Handover:
             ", ".join(f"{one.node} {one.nbytes / 1e6:.1f} MB" for one in report.sources),
         )
         state.import_(report.image)
-        return report.nbytes, int(report.image.meta["stamp"]["step"])
+        return report.nbytes, _step_of(report.image.meta)
 
     def lend(self, lender: Callable[[int], StateImage | None]) -> None:
         """Let `lender` say what any node of the job may have, by number; None: nothing."""

@@ -17,21 +17,22 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from statemachine import messages as m
 from statemachine.errors import EventCorrupt
 from statemachine.events import Motive, Report
 from statemachine.ids import TransitionId
-from statemachine.topology import WarmupCaps
+from statemachine.topology import Holder, WarmupCaps
 from worker import phases
 from worker.channel import Channel, WorkerChannel
 from worker.control import Control
 from worker.faultpoints import STEP_BEGIN, listen, reach
 from worker.faults import SlowCompute
+from worker.groups.choice import MakeBackend, chosen
 from worker.groups.keeping import Keeping
 from worker.groups.links import LinkEndpoint
 from worker.groups.port import GroupPlan
@@ -58,7 +59,6 @@ WINDOW_VARIABLE = "CHANGEOVER_WINDOW_S"
 """Environment variable: length of a window of vitals in seconds (30 unless set)."""
 
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -66,24 +66,28 @@ class NotRegistered(Exception):
     """`steps()` before `register()`: a joiner would have nothing to receive."""
 
 
-def join(channel: Channel | None = None) -> "Run":
+def join(channel: Channel | None = None, *, groups: str | None = None) -> "Run":
     """Join the job as this node, and return its run. Call it first in the script.
 
+    `groups` is what its groups have inside, ``delta`` or another; see `worker.groups.choice`.
+
     Raises:
+        BadChoice: `groups` names nothing that there is.
         NotUnderAgent: no agent started this process.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    make_backend = chosen(groups)
     channel = channel if channel is not None else WorkerChannel.from_environment()
     first = channel.receive()
     if not isinstance(first, m.Hello):
         raise EventCorrupt(f"the agent began with {type(first).__name__} instead of Hello")
-    return Run(channel, first)
+    return Run(channel, first, make_backend)
 
 
 class Run(Place):
     """This process's part in a job. Made by `join`."""
 
-    def __init__(self, channel: Channel, hello: m.Hello) -> None:
+    def __init__(self, channel: Channel, hello: m.Hello, make_backend: MakeBackend) -> None:
         listen()
         self.node, self.incarnation = hello.node, hello.incarnation
         self.declared = hello.declared
@@ -106,7 +110,9 @@ class Run(Place):
         self._endpoint = endpoint
         limit_s = hello.patience.hang_deadline_s
         ours = self.layout, self._local_rank
-        self._groups = make_groups(*ours, endpoint, self._peer_reset, limit_s)
+        self._groups = make_groups(
+            *ours, lambda kind: make_backend(kind, endpoint, self._peer_reset, limit_s)
+        )
         self._keeping = Keeping(self._mend)
         for group in self._groups.values():
             group.keeping = self._keeping
@@ -115,6 +121,7 @@ class Run(Place):
         self._control.needs_parts = self._roles.needs
         self._control.expect = partial(self._handover.expect, self.layout)
         self._control.give = self._give_early
+        self._control.take = lambda: self._handover.accept(self._state)
         self._rehearsing = Rehearsing(
             hello.declared,
             f"{self.node}.{self.incarnation}",
@@ -184,18 +191,6 @@ class Run(Place):
         self._registered = True
         self._roles.begin(build)
         return PerRole(self._roles)
-
-    def outside(self, act: Callable[P, R]) -> Callable[P, R | None]:
-        """Wrap what a step does to the world outside, such as writing a checkpoint or a log.
-
-        A rehearsal skips it and gets None: nothing of it may leave the sandbox.
-        """
-
-        @wraps(act)
-        def within(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            return act(*args, **kwargs) if self._seat is not None else None
-
-        return within
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -394,9 +389,9 @@ class Run(Place):
     def _export(self) -> Any:
         return self._state.export(step=self._next, job=self.job)
 
-    def _give_early(self, order: m.Commit) -> None:
-        """On the listening thread, while the training thread is in a step."""
-        self._handover.offer(order.transition, order.send, self._export_before_step)
+    def _give_early(self, transition: TransitionId, takers: Sequence[Holder]) -> None:
+        """On another thread, while the training thread is in a step."""
+        self._handover.offer(transition, takers, self._export_before_step)
 
     def _export_before_step(self) -> Any:
         return self._state.export_before_step(step=self._next, job=self.job)

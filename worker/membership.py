@@ -5,33 +5,24 @@ When that happens is the loop's.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from statemachine.ids import Slot
 from statemachine.layout import Layout
 from worker.faultpoints import reach
-from worker.groups.delta import DeltaBackend
-from worker.groups.links import LinkEndpoint
+from worker.groups.backend import GroupBackend
 from worker.groups.managed import ManagedGroup
-from worker.groups.port import PeerReset
 from worker.seat import Seat
 
 
 def make_groups(
-    layout: Layout,
-    local_rank: int,
-    endpoint: LinkEndpoint,
-    peer_reset: PeerReset,
-    hang_deadline_s: float,
+    layout: Layout, local_rank: int, make_backend: Callable[[str], GroupBackend]
 ) -> dict[str, ManagedGroup]:
-    """One managed group for each kind that has more than one rank in the layout.
-
-    A collective in which nothing moves for `hang_deadline_s` breaks its group.
-    """
+    """One managed group for each kind that has more than one rank in the layout."""
     groups = layout.groups_of_rank(layout.ranks_of(Slot(0))[local_rank])
     sizes = {group.kind: len(group.ranks) for group in groups}
     return {
-        kind: ManagedGroup(kind, size, DeltaBackend(kind, endpoint, peer_reset, hang_deadline_s))
+        kind: ManagedGroup(kind, size, make_backend(kind))
         for kind, size in sizes.items()
         if size > 1
     }

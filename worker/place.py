@@ -4,10 +4,17 @@ What belongs here: groups, coordinates and sizes, which hold within one step. Wh
 the loop's.
 """
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
 from statemachine.layout import Layout
 from worker.groups.managed import ManagedGroup
 from worker.roles import Roles
 from worker.seat import Seat
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Place:
@@ -48,3 +55,15 @@ class Place:
         What a sum over `group(axis)` is to be divided by for a mean. It changes between steps only.
         """
         return int(self._groups[axis].size()) if axis in self._groups else self.size(axis)
+
+    def outside(self, act: Callable[P, R]) -> Callable[P, R | None]:
+        """Wrap what a step does to the world outside, such as writing a checkpoint or a log.
+
+        A rehearsal skips it and gets None: nothing of it may leave the sandbox.
+        """
+
+        @wraps(act)
+        def within(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            return act(*args, **kwargs) if self._seat is not None else None
+
+        return within

@@ -39,6 +39,7 @@ MARK_VARIABLE: Final = "CHANGEOVER_STARTED_BY"
 """Environment variable by which descendants of a training process are known."""
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_NICEST: Final = 19
 
 _LAUNCHER: Final = """
 import ctypes, os, sys
@@ -85,6 +86,16 @@ def adopt_orphans() -> None:
     Call it once, early, in a process whose children nobody else waits for by "any child".
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def yield_processor(pid: int) -> None:
+    """Let everything else run before a process that is ending: the kernel takes its memory down in
+    its name, which takes long, and nobody waits for it.
+    """
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # that thread has ended
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), _NICEST)
 
 
 def _reap(pids: Sequence[int]) -> None:
@@ -251,6 +262,7 @@ class TrainingProcess:
         self._armed = self._tripwire.watch(self.child.pid, tell)
 
     def _doomed(self, status: int) -> None:
+        yield_processor(self.child.pid)
         if not self._fate.done():
             code = os.waitstatus_to_exitcode(status)
             self._fate.set_result(Exit(signal=-code) if code < 0 else Exit(code=code))

@@ -6,6 +6,9 @@ What belongs here: shapes with many fields, so that the loop reads as the story 
 import os
 
 from statemachine import messages as m
+from statemachine.ids import Epoch, Incarnation, NodeId
+from worker.seat import Seat
+from worker.vigil import Silence
 
 
 def ready(
@@ -46,4 +49,26 @@ def applied(
         peers=peers,
         phases_ms=phases_ms,
         bytes_received=bytes_received,
+    )
+
+
+def peer_gone(seat: Seat | None, node: str, incarnation: int, kind: str) -> m.PeerGone:
+    """A peer's process ended, as a group of this kind saw it."""
+    return m.PeerGone(
+        peer=NodeId(node),
+        peer_incarnation=Incarnation(incarnation),
+        group=seat.names.get(kind, kind) if seat is not None else kind,
+        epoch=seat.epoch if seat is not None else Epoch(0),
+        step=-1,
+    )
+
+
+def peer_silent(seat: Seat | None, found: Silence) -> m.PeerSilent:
+    """A peer is waited for and silent, or answers again."""
+    return m.PeerSilent(
+        peer=NodeId(found.member.node),
+        peer_incarnation=Incarnation(found.member.incarnation),
+        epoch=seat.epoch if seat is not None else Epoch(0),
+        waited_ms=found.waited_s * 1000,
+        silent_ms=found.silent_s * 1000,
     )

@@ -5,6 +5,7 @@ Each kill is answered by a warm standby; the node that was killed comes back and
 
 import random
 import signal
+import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 import anyio
 from rivals.contenders import JOBS, Row
 from rivals.course import Course, full_world_at_s, kill, ordinary_step_s, redone
+from rivals.floors import floors
 
 from controlplane.config import Settings
 from controlplane.demo.chronicle import Chronicle
@@ -39,6 +41,8 @@ class Ours:
     def __init__(self, course: Course, fleet: LocalFleet, log: EventLog, ranks: int) -> None:
         self.course, self.fleet, self.log, self.ranks = course, fleet, log, ranks
         self.chronicle = Chronicle(log, fleet.folder, JOB)
+        self.state_bytes = 0
+        """Bytes of state that the last newcomer received."""
 
     def start_node(self, name: str) -> None:
         """Start a node: its agent, and the training process below it."""
@@ -113,8 +117,9 @@ class Ours:
         """Where the time went, in seconds, as the log tells it."""
         news = self.chronicle.entries[entries:]
         lost = next(r for r in news if isinstance(r.event, e.NodeLost))
-        told = incidents(self.chronicle.entries)[-1].phases_ms
-        phases = {name: ms / 1000 for name, ms in told.items() if name != "detect"}
+        told = incidents(self.chronicle.entries)[-1]
+        phases = {name: ms / 1000 for name, ms in told.phases_ms.items() if name != "detect"}
+        self.state_bytes = told.bytes_received or self.state_bytes
         return {"detect": lost.at_ms / 1000 - killed_at_s, **phases}
 
     def losses(self) -> int:
@@ -162,7 +167,18 @@ async def kills(
     *,
     whole_node: bool,
 ) -> None:
-    """Kill one member after the other; `tell` gets a row for each."""
+    """Kill one member after the other; `tell` gets a row for each, with the floor of each phase."""
+    rows: list[Row] = []
     async with running(folder, ranks) as ours:
         for number in range(count):
-            tell(await ours.lose_one(number, chance, whole_node=whole_node))
+            rows.append(await ours.lose_one(number, chance, whole_node=whole_node))
+            print(f"  ours: {rows[-1]['whole_s']:.3f} s", file=sys.stderr, flush=True)
+        state_bytes = ours.state_bytes
+    step_s = statistics.median(row["step_s"] for row in rows)
+    async with (
+        EtcdServer(find_etcd(), folder / "idle") as etcd,
+        opened(Settings(etcd=etcd.url, fleet="floors")) as log,
+    ):
+        least = await floors(log.store, folder, state_bytes, step_s)
+    for row in rows:
+        tell(row | {f"floor {name}": took_s for name, took_s in least.items()})

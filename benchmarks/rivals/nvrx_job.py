@@ -8,6 +8,7 @@ the rival as it could be, not as it is shipped.
 import contextlib
 import os
 import socket
+import stat
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,13 @@ notes = Notes(int(os.environ["RANK"]))
 def _end_connections() -> None:
     """Half-close every connection that is not one of a store."""
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as one:
-            ends = (one.getpeername(), one.getsockname())
-            if all(isinstance(end, tuple) and end[1] not in {PORT, PORT + 1} for end in ends):
-                one.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(entry.stat().st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as one:
+                ends = (one.getpeername(), one.getsockname())
+                if all(isinstance(end, tuple) and end[1] not in {PORT, PORT + 1} for end in ends):
+                    one.shutdown(socket.SHUT_RDWR)
 
 
 class EndConnections(inprocess.abort.Abort):  # type: ignore[misc]
@@ -42,8 +46,9 @@ class EndConnections(inprocess.abort.Abort):  # type: ignore[misc]
         return state
 
 
-def train(call_wrapper: Any = None) -> None:
-    """Train from the last checkpoint; called anew after each fault."""
+def train(call_wrapper: inprocess.CallWrapper | None = None) -> None:
+    """Train from the last checkpoint; called anew after each fault, with what its type asks for."""
+    assert call_wrapper is not None
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt = call_wrapper.iteration
     with call_wrapper.atomic():
@@ -100,7 +105,7 @@ def main() -> None:
         last_call_wait=short,
         termination_grace_time=5 * short,
         monitor_process_logfile=str(logs),
-    )(train)()
+    )(train)()  # the wrapper puts itself where a parameter has its type
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ class Fetching:
         Raises:
             ValueError: the secret is too short.
         """
+        self._destination.expect(len(self._draws) + len(sources))
         for each in sources:
             binding = self._claim.binding(each.party)
             draw = Draw(each, binding, self._claim.secret, self._destination, self._limits)
@@ -132,18 +133,22 @@ class Fetching:
     def settle(self, sources: Sequence[Source]) -> None:
         """These give the state: let the others go, and ask those that were not asked, or in vain.
 
+        What somebody else has given meanwhile counts: all images of one transfer are the same.
+
         Raises:
             ValueError: the secret is too short.
         """
-        self._destination.expect(len(sources))
         with self._progress:
-            waiting = {draw.source: draw for draw in self._running}
-        for source, draw in waiting.items():
-            if source not in sources:
+            running = set(self._running)
+        kept = [draw for draw in self._draws if draw in running or draw.report.chunks]
+        for draw in kept:
+            if draw.source not in sources:
                 draw.hang_up()
-                del self._threads[draw]  # it was offered nothing, so it has nothing to write
-        self._draws = [draw for source, draw in waiting.items() if source in sources]
-        self.ask([source for source in sources if source not in waiting])
+        self._draws = [draw for draw in kept if draw.source in sources]
+        self._destination.expect(len(sources))
+        asked = {draw.source for draw in self._draws}
+        if not self._destination.complete:
+            self.ask([source for source in sources if source not in asked])
 
     def cancel(self) -> None:
         """Let every source go; returns once none is heard any more."""

@@ -14,6 +14,9 @@ import pytest
 from tests.integration.groups import rank as rank_program
 from worker.groups.port import GroupPlan, Member
 
+ANSWER_S = 60.0
+"""How long ranks that are told the same may take; the first of torch's layers loads much."""
+
 _numbers = itertools.count(1)
 
 
@@ -54,7 +57,11 @@ class RankProcess:
             ends = time.monotonic() + within_s
             while number not in self._answers:
                 left = ends - time.monotonic()
-                assert left > 0, f"{self.node}: no answer to {command}{arguments} in {within_s} s"
+                if left <= 0:
+                    self.send_signal(signal.SIGUSR1)  # every thread's stack, to standard error
+                    raise AssertionError(
+                        f"{self.node}: no answer to {command}{arguments} in {within_s} s"
+                    )
                 if self._pipe.poll(left):
                     found, value = self._pipe.recv()
                     self._answers[found] = value
@@ -130,12 +137,12 @@ class Fleet:
     def all(self, nodes: list[str], command: str, *arguments: Any) -> dict[str, Any]:
         """Give the same order to several and collect the answers."""
         pending = {node: self[node].start(command, *arguments) for node in nodes}
-        return {node: answer(30.0) for node, answer in pending.items()}
+        return {node: answer(ANSWER_S) for node, answer in pending.items()}
 
     def each(self, command: str, plans: dict[str, GroupPlan]) -> dict[str, Any]:
         """Give each its plan."""
         pending = {node: self[node].start(command, plan) for node, plan in plans.items()}
-        return {node: answer(30.0) for node, answer in pending.items()}
+        return {node: answer(ANSWER_S) for node, answer in pending.items()}
 
     def launch(self, name: str, nodes: list[str], epoch: int = 1) -> dict[str, GroupPlan]:
         """Create a group in all of `nodes`, prepare it and switch to it."""

@@ -6,9 +6,11 @@ those in `AT_ONCE` run on the thread that reads the pipe, as an agent's would.
 """
 
 import contextlib
+import faulthandler
 import hashlib
 import os
 import queue
+import signal
 import threading
 import time
 import traceback
@@ -460,6 +462,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 
 def run(pipe: Connection, node: str, incarnation: int, secret: bytes, locally: bool) -> None:
     """Obey until told to stop."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     rank = Rank(node, incarnation, secret, locally=locally)
     pipe.send(("ready", rank.endpoint.address))

@@ -8,6 +8,8 @@ import pytest
 
 from tests.integration.groups.conftest import Fleet
 
+pytestmark = pytest.mark.timeout(180)
+
 NODES = ["n0", "n1", "n2"]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from statemachine import events as e
 from statemachine.ids import NodeId
+from tests.integration.loop.core_fleet import Machine
 from worker.faultpoints import Act
 
 Launch = Callable[..., Awaitable[Any]]
@@ -91,6 +92,35 @@ def _untouched_groups_kept_their_links(fleet: Any) -> None:
                 assert str(transition) not in opened, (slot, kind, transition, links)
                 assert str(transition) not in closed, (slot, kind, transition, links)
     assert counted, "no link was opened by any swap: nothing was measured"
+
+
+@pytest.mark.timeout(150)
+async def test_a_machine_of_several_ranks_is_lost(launch: Launch) -> None:
+    """A machine that dies takes all of its ranks with it, each with an agent of its own: all are
+    replaced by those of another machine in one resumption, and no other rank is accused.
+    """
+    machines = {f"n{number}": Machine(f"127.0.0.{2 + number // 2}") for number in range(6)}
+    axes, steps = {"dp": 2, "pp": 1, "tp": 2}, 150
+    whole = {"nodes": 4, "steps": steps, "axes": axes, "script": SCRIPT, "machines": machines}
+    calm = await launch(standbys=0, **whole)
+    expected, expected_losses = await calm.digests(), calm.losses()
+    await calm.stop()
+
+    fleet = await launch(standbys=2, extra=SLOW, **whole)
+    await fleet.until("two are warm", lambda: len(fleet.warm()) == 2 and fleet.idle(), 60.0)
+    fleet.agents_tell = False
+    hosts = [machines[fleet.holder(slot)].host for slot in range(4)]
+    assert hosts == ["127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.3"], "a tp group a machine"
+    for name in ("n0", "n1"):
+        fleet.kill(name)
+    await fleet.until("the job runs again", lambda: len(fleet.lost()) == 2 and fleet.idle(), 60.0)
+    found, losses = await fleet.digests(), fleet.losses()
+
+    assert found == expected, fleet.story()
+    assert {k: v for k, v in losses.items() if v != expected_losses[k]} == {}
+    assert sorted(fleet.lost()) == ["n0", "n1"], fleet.story()
+    assert [machines[fleet.holder(slot)].host for slot in (0, 1)] == ["127.0.0.4"] * 2
+    assert len(fleet.events(e.TransitionFinished)) == 2, "the launch, and one resumption"
 
 
 @pytest.mark.timeout(150)

@@ -4,6 +4,8 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import torch.distributed as dist
+
 from statemachine import events as e
 from statemachine.ids import NodeId
 from statemachine.lifecycle import NodeState
@@ -112,3 +114,27 @@ async def test_without_a_standby_the_job_waits_for_one(
 
     assert await fleet.digest() == expected, fleet.story()
     assert fleet.lost() == ["n1"], fleet.story()
+
+
+async def test_a_run_on_rebuilt_groups_is_mended_as_well(
+    launch: Launch, calm: Callable[..., Any]
+) -> None:
+    """With torch's own gloo groups inside, a drain and a loss change no weight: groups are built
+    anew in the background, and meet at a store that no rank keeps.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rebuilt = ["--groups", f"rebuild://127.0.0.1:{store.port}"]
+    undisturbed = await launch(nodes=3, standbys=0, steps=STEPS, extra=rebuilt)
+    expected = await undisturbed.digest()
+    await undisturbed.stop()
+    fleet = await launch(nodes=3, standbys=2, steps=STEPS, extra=[*SLOW, *rebuilt])
+    await fleet.until("two are warm", lambda: len(fleet.warm()) == 2 and fleet.idle())
+    fleet.say(e.DrainRequested(node=NodeId("n1"), by="test"))
+    await fleet.until("n1 has left", lambda: fleet.holder(1) != "n1" and fleet.idle())
+    fleet.kill("n2")
+    await fleet.until("n2 is replaced", lambda: fleet.lost() == ["n2"] and fleet.idle())
+    digest = await fleet.digest()
+
+    assert digest == expected, fleet.story()
+    assert fleet.lost() == ["n2"], fleet.story()
+    assert {fleet.holder(1), fleet.holder(2)} == {"n3", "n4"}

@@ -66,9 +66,10 @@ def main() -> None:
     parser.add_argument("--slow-ms", type=float, default=0.0)
     parser.add_argument("--plain", action="store_true", help="an optimizer that heeds scale")
     parser.add_argument("--keep", type=int, default=0, help="steps between checkpoints")
+    parser.add_argument("--groups", help="what the groups have inside")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    run = worker.join()
+    run = worker.join(groups=args.groups)
     signal.signal(
         signal.SIGUSR2,
         lambda *_: run.group("dp").break_off(Cause(CauseKind.ABORTED, None, "by the test")),

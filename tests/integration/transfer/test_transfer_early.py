@@ -76,6 +76,44 @@ def test_what_is_offered_later_is_received_from_those_who_were_chosen(
     assert [one.node for one in report.sources] == ["n1"]
 
 
+@pytest.mark.parametrize("chosen", [0, 1], ids=["by whom was chosen", "by another"])
+def test_what_was_given_before_anybody_was_chosen_counts(
+    servers: list[TransferServer], chosen: int
+) -> None:
+    """All images of one transfer are the same: nothing is sent again because of who was chosen."""
+    fetching, sources = begun(servers)
+    with servers[0].offer(7, JOINER, image()) as offer:
+        assert offer.wait(5)
+        assert offer.completed
+        fetching.settle(sources[chosen : chosen + 1])
+        report = fetching.finish(None)
+
+    assert report.image.digest() == image().digest()
+    assert report.nbytes == 16
+
+
+def test_a_source_that_is_let_go_while_it_gives_writes_nothing_more(
+    servers: list[TransferServer],
+) -> None:
+    """What it had been asked for is asked of those who were chosen."""
+    big = StateImage(
+        (TensorView(TensorSpec("t", "U8", (64 << 20,)), memoryview(bytearray(64 << 20))),),
+        {"step": 1},
+    )
+    fetching, sources = begun(servers)
+    with servers[0].offer(7, JOINER, big) as first, servers[1].offer(7, JOINER, big) as second:
+        ends_at = time.monotonic() + 5
+        while not first.bytes_sent and time.monotonic() < ends_at:
+            time.sleep(0.001)
+        fetching.settle(sources[1:2])
+        report = fetching.finish(None)
+
+        assert first.wait(5)
+        assert second.wait(5)
+    assert report.image.digest() == big.digest()
+    assert {one.node for one in report.sources} == {"n1"}
+
+
 def test_a_source_that_was_not_asked_in_advance_can_be_chosen(
     servers: list[TransferServer],
 ) -> None:

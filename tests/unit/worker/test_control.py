@@ -1,10 +1,11 @@
 """What a training process answers while its thread computes, waits in its step, or is parked."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from statemachine import messages as m
 from statemachine.events import Handover, JobDeclared, Motive, Report
@@ -130,10 +131,18 @@ class Played:
         self.seat: Seat | None = seat_of(JOB, LAYOUT, _prepare(1, BEFORE), 0)
         groups = cast("dict[str, ManagedGroup]", {"dp": self.links})
         self.control = Control(self.wire, JOB, LAYOUT, 0, groups, lambda: self.seat)
-        self.given: list[m.Commit] = []
-        self.control.give = self.given.append
+        self.given: list[tuple[int, list[str]]] = []
+        self.taken = 0
+        self.control.give = self._given
+        self.control.take = self._took
         self.control.saves = lambda: NOTHING_KNOWN
         self.control.start()
+
+    def _given(self, transition: TransitionId, takers: Sequence[Holder]) -> None:
+        self.given.append((transition, [str(one.node) for one in takers]))
+
+    def _took(self) -> None:
+        self.taken += 1
 
 
 @pytest.fixture
@@ -195,29 +204,62 @@ def test_where_members_stay_the_same_the_thread_must_park(played: Played) -> Non
 
 
 def test_the_state_is_given_while_the_step_computes(played: Played) -> None:
-    """A source does not wait for its training thread; unless it is to load something first."""
+    """A source waits neither for its training thread nor for the order: the newcomer has it soon,
+    and whoever the order names besides.
+    """
     played.control.step_begins(STANDS)
-    handed = {"send": AFTER[2:]}
     played.wire.tell(_prepare(2, AFTER))
     played.wire.until_said(m.Prepared)
-    played.wire.tell(_commit(2, **handed))
     thread, found = _in_thread(lambda: played.control.wait_in_step("", lambda *_: True))
+    played.wire.until_said(m.Parked)
+    first = list(played.given)
+    played.wire.tell(_commit(2, send=AFTER[1:2]))
     thread.join(WAIT_S)
 
-    assert [one.transition for one in played.given] == [2]
+    assert first == [(2, ["n3"])]
+    assert played.given == [(2, ["n3"]), (2, ["n1"])]
     assert found[0][0].transition == 2
 
 
-def test_a_state_that_is_loaded_first_is_not_given_early(played: Played) -> None:
-    """What is asked for is what was saved, not what is in memory."""
+def test_a_thread_that_is_parked_in_its_vote_gives_nothing_early(played: Played) -> None:
+    """It may have to apply a step before its state is the one that is asked for."""
     played.control.step_begins(STANDS)
+    assert played.control.may_vote()
     played.wire.tell(_prepare(2, AFTER))
-    played.wire.until_said(m.Prepared)
-    played.wire.tell(_commit(2, send=AFTER[2:], loads=True))
-    thread, _found = _in_thread(lambda: played.control.wait_in_step("", lambda *_: True))
+    thread, _ = _in_thread(
+        lambda: played.control.park(Report(has_state=True, applied=6, pending=7), holds_slot=True)
+    )
+    played.wire.until_said(m.Parked, m.Prepared)
+    played.wire.tell(_commit(2, send=AFTER[2:], apply=True))
     thread.join(WAIT_S)
 
     assert played.given == []
+
+
+def test_a_state_that_may_be_loaded_is_not_given_early(played: Played) -> None:
+    """Where what was saved is asked for, nobody knows yet which state will be wanted."""
+    played.control.step_begins(STANDS)
+    played.wire.tell(replace(_prepare(2, AFTER), asks_saves=True))
+    played.wire.until_said(m.Prepared)
+    played.wire.tell(_commit(2, send=AFTER[2:], loads=True))
+    thread, _ = _in_thread(lambda: played.control.wait_in_step("", lambda *_: True))
+    thread.join(WAIT_S)
+
+    assert played.given == []
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_newcomer_takes_early_what_it_cannot_lose(played: Played, has_state: bool) -> None:
+    """A parked process without state lets the state come; one that has some keeps it."""
+    played.seat = None
+    played.wire.tell(_prepare(2, AFTER))
+    report = Report(has_state=has_state, applied=5 if has_state else -1)
+    thread, _ = _in_thread(lambda: played.control.park(report, holds_slot=False))
+    played.wire.until_said(m.Prepared)
+    played.wire.tell(_commit(2))
+    thread.join(WAIT_S)
+
+    assert played.taken == int(not has_state)
 
 
 def test_a_step_that_goes_on_may_vote(played: Played) -> None:

@@ -60,6 +60,25 @@ async def test_a_killed_process_is_known_before_it_has_ended(
     process.channel.close()
 
 
+async def test_a_process_that_is_killed_yields_the_processor_while_it_ends(tmp_path: Path) -> None:
+    """Its memory is taken down in its own name: at the lowest priority, and not at everybody's."""
+    process = await trainee(tmp_path, "time.sleep(600)")
+    seen: list[int] = []
+    taken_down = process._doomed
+
+    def look(status: int) -> None:
+        taken_down(status)
+        seen.append(os.getpriority(os.PRIO_PROCESS, process.child.pid))
+
+    process._doomed = look  # type: ignore[method-assign]
+    os.kill(process.child.pid, signal.SIGKILL)
+    await process.ending()
+    await process.child.wait()
+
+    assert seen == [19]
+    process.channel.close()
+
+
 @pytest.mark.parametrize(
     ("then", "expected"), [("os._exit(3)", Exit(code=3)), ("sys.exit(0)", Exit(code=0))]
 )
