@@ -4,9 +4,10 @@ Rows:
 - `week`: 65,536 GPUs for a week with standbys and Guard, one replication on one core; goal 1.5 s;
 - `scale`: the same number of faults at 8,192 and at 131,072 GPUs; goal: within 1.5 times;
 - `compare`: six strategies at 65,536 GPUs, processor seconds per replication of all six, and what
-  200 replications would take on two cores; goal 180 s.
+  200 replications would take on two cores; goal 180 s. With `--whole` they are really run, in two
+  processes, and the wall time is counted.
 
-Processor time is counted, not wall time: the machine may be shared.
+Else processor time is counted, not wall time: the machine may be shared.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from simulator.compare import replication
+from simulator.compare import compare, replication
 from simulator.faults import draw
 from simulator.parts import STRATEGIES
 from simulator.scenario import FaultsTable, FleetTable, GreyTable, JobTable, Scenario
@@ -58,6 +59,7 @@ def week(gpus: int, number: int) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--whole", action="store_true", help="run all 200 replications")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     runs = asked.runs
@@ -81,6 +83,10 @@ def main() -> None:
         "six_strategies_200_on_two_cores_s": each_s * 100,
         "machine": platform.processor() or platform.machine(),
     }
+    if asked.whole:
+        began = time.monotonic()
+        compare(replace(read, replications=200), SIX, workers=2)
+        found["whole_wall_s"] = time.monotonic() - began
     if asked.json:
         print(json.dumps(found, indent=1))
         return
@@ -88,6 +94,8 @@ def main() -> None:
         goal = " (goal 1.5 s)" if gpus == 65_536 else ""
         print(f"week    {gpus:7} GPUs: {took_s:.2f} s{goal}, {found['entries'][gpus]} entries")
     print(f"scale   128K over 8K, per entry: {found['scale_128k_over_8k']:.2f}x (goal 1.5x)")
+    if asked.whole:
+        print(f"compare 200 replications in two processes: {found['whole_wall_s']:.0f} s (180)")
     print(
         f"compare {each_s:.2f} s for six strategies; 200 on two cores: {each_s * 100:.0f} s (180)"
     )

@@ -115,6 +115,11 @@ STRATEGIES: Final[Mapping[str, Recipe]] = {
             monitor=True,
             sweep=False,
         ),
+        replace(
+            _swap("standby-swap-sweep", "with sweeps of what was lost, without the monitor"),
+            monitor=False,
+            sweep=True,
+        ),
         replace(_swap("standby-swap-blind", "without Guard"), monitor=False, sweep=False),
     )
 }
