@@ -104,10 +104,13 @@ def _plans(decision: Decision) -> bool:
 
 
 def _acts_at(state: FleetState, now_ms: int, policy: Policy, *, plans: bool) -> int | None:
-    """When a policy would act on a state if nothing else happened."""
+    """When a policy would act on a state if nothing else happened; None if no wait of its own can
+    be what it waits for: rehearsals that nobody answers are begun anew for ever.
+    """
     at_ms: int | None = now_ms
+    ends_ms = now_ms + 2 * _waits_ms(policy)
     for _ in range(WAITS_MAX):
-        if at_ms is None:
+        if at_ms is None or at_ms > ends_ms:
             return None
         settled = settle(state, at_ms, "simctl", policy)
         planned = any(isinstance(r.event, e.TransitionPlanned) for r in settled.recorded)
@@ -116,6 +119,12 @@ def _acts_at(state: FleetState, now_ms: int, policy: Policy, *, plans: bool) -> 
         state = settled.state
         at_ms = next_deadline(state, at_ms, policy)
     return None
+
+
+def _waits_ms(policy: Policy) -> int:
+    """All times of a policy after each other: nothing that it waits for by itself is later."""
+    times_s = [getattr(policy, n) for n in policy.__struct_fields__ if n.endswith(("_s", "_s_max"))]
+    return round(1000 * sum(times_s))
 
 
 def _acted_at(log: Sequence[e.Recorded], state: FleetState, names: set[str]) -> int | None:
