@@ -1,10 +1,12 @@
-"""Draw the lifecycle tables: `make docs` writes lifecycle.md, `--check` fails where it is stale.
+"""Draw the lifecycle tables: `make docs` writes lifecycle.md and the diagrams of other pages, and
+`--check` fails where one is stale.
 
 The tables in `statemachine/lifecycle.py` are the truth. Nothing is said here that they do not say.
 """
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -108,15 +110,30 @@ def page() -> str:
     )
 
 
+CONCEPTS = Path(__file__).parents[1] / "concepts.md"
+DRAWN = re.compile(r"(?<=<!-- drawn: (\w{10}) -->\n)```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def concepts(text: str) -> str:
+    """The page of concepts with the diagrams of today where it has some."""
+    tables = {
+        "transition": "\n".join(diagram(lifecycle.Phase, lifecycle.TRANSITION_TABLE)),
+        "rehearsals": "\n".join(diagram(lifecycle.Warmth, lifecycle.WARMUP_TABLE)),
+    }
+    return DRAWN.sub(lambda found: f"```mermaid\n{tables[found[1]]}\n```", text)
+
+
 def main(arguments: list[str]) -> int:
-    """Write the page, or with `--check` compare it; 1 where it differs."""
+    """Write the pages, or with `--check` compare them; 1 where one differs."""
+    pages = {PAGE: page(), CONCEPTS: concepts(CONCEPTS.read_text("utf-8"))}
+    stale = [path for path, text in pages.items() if path.read_text("utf-8") != text]
     if arguments != ["--check"]:
-        PAGE.write_text(page(), encoding="utf-8")
+        for path in stale:
+            path.write_text(pages[path], encoding="utf-8")
         return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    print(f"{PAGE.name} does not show the tables of today: run 'make docs'", file=sys.stderr)
-    return 1
+    for path in stale:
+        print(f"{path.name} does not show the tables of today: run 'make docs'", file=sys.stderr)
+    return bool(stale)
 
 
 if __name__ == "__main__":

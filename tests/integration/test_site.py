@@ -67,7 +67,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(site: Path) -> None:
 def commands(text: str) -> Iterator[str]:
     """Lines of a document that are commands of ours."""
     for fence in FENCE.finditer(text):
-        for line in fence[2].splitlines():
+        for line in fence[2].replace("\\\n", " ").splitlines():
             bare = line.strip().removeprefix("$ ").removeprefix(".venv/bin/")
             if bare.startswith(("changeover ", "simctl ")):
                 yield bare
@@ -97,6 +97,33 @@ def complaint(line: str) -> str:
         if re.match(r"--?[a-z]", word) and name not in options | {"--help", "-h"}:
             return f"no option {name}"
     return ""
+
+
+ALARMING = (
+    "NodeLost",
+    "NodeQuarantined",
+    "NodeRetired",
+    "VerdictIssued",
+    "WarmupFailed",
+    "TransitionPlanned",
+    "JobRestarted",
+    "ActRefused",
+    "ActWithheld",
+    "PeerWaited",
+    "WorkerExited",
+)
+"""Events that somebody on call sees first when something is wrong."""
+
+
+@pytest.mark.parametrize("kind", ALARMING)
+def test_there_is_a_runbook_for_each_kind_of_incident(kind: str) -> None:
+    """A chapter says what one sees in the words of the log, and how to know that it is over."""
+    text = (ROOT / "docs" / "operate" / "runbooks.md").read_text("utf-8")
+    chapters = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+
+    assert any(f"`{kind}" in chapter for chapter in chapters)
+    for chapter in chapters:
+        assert "*You see*" in chapter or "`changeover log verify" in chapter, chapter[:60]
 
 
 def test_every_command_in_a_document_is_one() -> None:
