@@ -21,12 +21,14 @@ from controlplane.eventlog import (
 from controlplane.eventlog.keys import Keys
 from controlplane.eventlog.lease import LeaseKeeper
 from controlplane.eventlog.settle import settle
-from controlplane.eventlog.store import Put, Store, created_at
+from controlplane.eventlog.store import Put, Store, TxnResult, created_at
 from statemachine.errors import BadName, EventTooLarge
 from statemachine.events import LeaseExpired
 from statemachine.ids import Incarnation, NodeId, Position
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tests.contract.conftest import Eventually, Facts, Sequencer, World
 
 N0, N1 = NodeId("n0"), NodeId("n1")
@@ -424,6 +426,47 @@ async def test_a_replaced_node_does_not_come_back(log: EventLog, eventually: Eve
     with pytest.raises(Fenced, match="incarnation 2"):
         await old.reestablish()
     assert new.is_alive
+
+
+class _Between:
+    """Lets something happen behind the first transaction, as if on another machine."""
+
+    def __init__(self, store: Store, happen: Callable[[], Awaitable[object]]) -> None:
+        self._store = store
+        self._happen: Callable[[], Awaitable[object]] | None = happen
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def txn(self, *args: object) -> TxnResult:
+        result = await self._store.txn(*args)  # type: ignore[arg-type]
+        happen, self._happen = self._happen, None
+        if happen is not None:
+            await happen()
+        return result
+
+
+@pytest.mark.parametrize("overtaken", ["declared lost", "incarnation 2"])
+async def test_a_node_that_is_overtaken_while_it_comes_back_stays_away(
+    log: EventLog, store: Store, eventually: Eventually, overtaken: str
+) -> None:
+    """Between its look at the store and its return it is declared lost, or its successor joins:
+    the store refuses the return itself, and nobody is alive twice.
+    """
+    session = await log.join(N0, b"", TTL_S)
+
+    async def gone() -> bool:
+        return await no_longer_alive(log)
+
+    async def happen() -> None:
+        await (fence(log, session) if overtaken == "declared lost" else log.join(N0, b"", 30))
+
+    await eventually(gone)
+    session._store = cast("Store", _Between(store, happen))
+    with pytest.raises(Fenced, match=overtaken):
+        await session.reestablish()
+
+    assert [item.incarnation for item in await log.nodes() if item.incarnation == 1] == []
 
 
 @pytest.mark.usefixtures("impatient")
