@@ -152,7 +152,7 @@ class Collector:
         self._progress = hangs.moved(self._progress, batch, now_ms)
         self._tell_hangs(now_ms)
         if seen.judgements:
-            self._state_events(seen.judgements)
+            self._state_events([_resting(each, self._states()) for each in seen.judgements])
         if batch and seen.notes and seen.notes != self._notes:
             self._notes = seen.notes
             for note in seen.notes:
@@ -175,6 +175,14 @@ class Collector:
 def _from_environment() -> VitalsHistory | None:
     path = os.environ.get(HISTORY_VARIABLE)
     return VitalsHistory(Path(path)) if path else None
+
+
+def _resting(judgement: Judgement, state: FleetState) -> Judgement:
+    """A withdrawal with where the verdict is that it withdraws; a verdict rests on its numbers."""
+    node = state.nodes.get(judgement.node)
+    if not isinstance(judgement, e.VerdictWithdrawn) or node is None or not node.verdict_position:
+        return judgement
+    return replace(judgement, evidence=(node.verdict_position,))
 
 
 def _standing(state: FleetState) -> list[e.VerdictIssued]:

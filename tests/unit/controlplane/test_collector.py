@@ -201,6 +201,20 @@ def test_a_collector_that_takes_over_knows_the_verdicts_that_stand() -> None:
     assert NodeId("n3") in successor.collector.detector.standing
 
 
+def test_a_withdrawal_names_the_verdict_that_it_withdraws(heard: Heard) -> None:
+    """By its position in the log, so that explain leads back to its numbers."""
+    heard.collector._take(rounds("n3", 0, 12))
+    for event in list(heard.events):
+        heard.tell(event)
+    at = heard.state.nodes[NodeId("n3")].verdict_position
+    assert at
+    heard.events.clear()
+    heard.collector._take(rounds("nobody", 12, 80))
+
+    withdrawn = [event for event in heard.events if isinstance(event, e.VerdictWithdrawn)]
+    assert [(event.node, event.evidence) for event in withdrawn] == [("n3", (at,))]
+
+
 def test_a_partner_of_a_sweep_is_not_accused_of_being_slow(heard: Heard) -> None:
     """It measures beside its training because it was told to; before and after, it counts."""
     heard.tell(e.NodeJoined(node=NodeId("n9"), incarnation=Incarnation(1), host="h"))

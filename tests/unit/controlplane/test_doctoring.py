@@ -339,3 +339,13 @@ def test_a_package_of_somebody_else_with_our_name_is_told(tmp_path: Path) -> Non
     assert told["package origin"]["grade"] == "bad"
     assert str(tmp_path) in told["package origin"]["words"]
     assert "virtual environment" in told["package origin"]["cure"]
+
+
+async def test_a_machine_that_cannot_train_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator's laptop needs no torch; a training node is told what to install."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    torch = doctoring.torch_facts()
+
+    assert torch.grade is Grade.UNKNOWN
+    assert "changeover[worker]" in torch.words
