@@ -135,7 +135,8 @@ _NOTES = (
 
 def _states(log: Sequence[e.Recorded]) -> Iterator[tuple[FleetState, int]]:
     """The states that a controller decides from: after each batch of facts, before each of its
-    own decisions at its time, and just before the next entry, when a deadline may have come.
+    own decisions at its time, and just before the next entry, when a deadline may have come. In
+    the middle of a decision nobody decides: the plan of a launch of thousands is a hundred entries.
     """
     state = FleetState()
     for place, entry in enumerate(log):
@@ -145,7 +146,7 @@ def _states(log: Sequence[e.Recorded]) -> Iterator[tuple[FleetState, int]]:
             yield state, state.at_ms
         if after is not None and after.at_ms > state.at_ms + 1:
             yield state, after.at_ms - 1
-        if after is not None and after.decided_from:
+        if after is not None and after.decided_from == state.position:
             yield state, after.at_ms
 
 
