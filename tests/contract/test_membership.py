@@ -513,6 +513,33 @@ async def test_an_operator_states_once(world: World, log: EventLog, fact: Facts)
     assert len({item.incarnation for item in items}) == 2
 
 
+class _LosesAnswerAfter(_Between):
+    """The first transaction is applied, something happens, and its answer never comes."""
+
+    async def txn(self, *args: object) -> TxnResult:
+        is_first = self._happen is not None
+        result = await super().txn(*args)
+        if is_first:
+            raise OutcomeUnknown("lost by the test")
+        return result
+
+
+async def test_an_operator_states_once_though_sequenced(
+    log: EventLog, fact: Facts, sequence_all: Sequencer, store: Store
+) -> None:
+    """An act whose acknowledgement was lost is not stated again if the log has it already."""
+    leadership = await log.campaign("c0", 30)
+
+    async def sequenced() -> None:
+        await sequence_all(leadership, await log.inbox())
+
+    lossy = EventLog(cast("Store", _LosesAnswerAfter(store, sequenced)), log.fleet)
+    await lossy.submit_operator("ann", fact(1), 5)
+
+    assert await log.inbox() == ()
+    assert [recorded.writer async for recorded in log.read()] == ["operator.ann"]
+
+
 async def test_two_fleets_do_not_meet(store: Store, log: EventLog, fact: Facts) -> None:
     """Logs of two fleets on one store share nothing."""
     other = EventLog(store, log.fleet + "-other")

@@ -158,6 +158,11 @@ async def test_two_archivers_cannot_both_move_the_mark(log: EventLog) -> None:
         with pytest.raises(Refused, match="archived up to 5, not 0"):
             await log.forget(Mark(), Mark(Position(9), "two"))
         assert await log.oldest() == 6
+        await log.forget(Mark(Position(5), "one"), Mark(Position(7), "three"))
+        for stale in (Mark(Position(5), "one"), Mark(Position(7), "another")):
+            with pytest.raises(Refused, match="archived up to 7, not"):
+                await log.forget(stale, Mark(Position(9), "two"))
+        assert await log.oldest() == 8
 
 
 async def test_the_answer_to_a_deletion_may_be_lost(world: World, log: EventLog) -> None:
