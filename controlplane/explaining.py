@@ -124,7 +124,9 @@ def _of_transition(entries: list[e.Recorded], subject: str, kind: str) -> Explan
 
 
 def _decided(entry: e.Recorded) -> str:
-    return f"decided from position {entry.decided_from} under policy {entry.policy_version}"
+    rests_on = ", ".join(str(at) for at in getattr(entry.event, "evidence", ()))
+    decided = f"decided from position {entry.decided_from} under policy {entry.policy_version}"
+    return f"{decided}; rests on {rests_on}" if rests_on else decided
 
 
 def _evidence_lines(entries: Iterable[e.Recorded], wanted: Iterable[Position]) -> list[str]:
@@ -176,8 +178,13 @@ def _of_node(entries: list[e.Recorded], subject: str) -> Explanation:
         e.NodeDrained,
         e.NodePooled,
         e.NodeRetired,
+        e.NodeAssigned,
         e.WarmupFailed,
+        e.SweepRequested,
+        e.SweepExtended,
         e.SweepFinished,
+        e.CertificateIssued,
+        e.RemedyRequested,
         e.ActRefused,
         e.ActWithheld,
         e.VerdictWithdrawn,
