@@ -184,6 +184,7 @@ async def test_a_damaged_snapshot_costs_time_only(
         await snapshot_now(log, (await fold_to_head(log)).image, 1)
         await grow(leadership, 40)
         await snapshot_now(log, (await fold_to_head(log)).image, 2)
+        assert (await fold_to_head(log)).began_at == 80, "the newest one saves the most"
         await store.txn((), (Put(keys.snapshot_chunk(80, 0), b"?" * 100),))
         folded = await fold_to_head(log)
         assert folded.began_at == 40
