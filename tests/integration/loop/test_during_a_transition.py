@@ -26,12 +26,17 @@ POINTS = {
     "prepared": "prepare.linked",
     "parked": "parked",
     "waiting in its step": "parked.in_step",
+    "offering its state early": "transfer.offered",
+    "serving its state early": "transfer.serving",
     "offering its state": "transfer.offered",
     "serving its state": "transfer.serving",
     "about to switch": "switch.before",
     "having switched": "switch.between",
     "having said so": "switch.after",
 }
+IN_STEP = [point for point in POINTS if point.endswith(("step", "early"))]
+"""Where the first loss finds the others in a step in which they have met nobody yet."""
+
 JOINER_POINTS = {
     "preparing": "prepare.begin",
     "prepared": "prepare.linked",
@@ -71,7 +76,7 @@ async def test_a_survivor_dies_while_a_loss_is_answered(
     second = fleet.holder(slot)
     serves = point.startswith(("serving", "offering"))
     fleet.arm(second, [POINTS[point]], Act.KILL)
-    fleet.kill(fleet.holder(1))
+    fleet.arm(fleet.holder(1), ["step.begin" if point in IN_STEP else "vote.before"], Act.KILL)
     if not serves:
         await fleet.until("both are lost", lambda: sorted(fleet.lost()) == sorted([second, "n1"]))
     await fleet.until("the job runs again", lambda: "n1" in fleet.lost() and fleet.idle())
