@@ -26,10 +26,10 @@ from fold_rate import STANDBYS, Story, ready
 
 from controlplane.postmortem.index import index_path
 from statemachine import events as e
+from statemachine.checksums import with_checksum
 from statemachine.codec import decode_recorded, encode_recorded
 from statemachine.ids import Incarnation, NodeId
 from statemachine.lifecycle import NodeState
-from statemachine.sealing import sealed
 
 VERBS = {
     "replay": ("replay", "LOG", "--json"),
@@ -101,7 +101,9 @@ def main() -> None:
         log = given.log or Path(folder) / "log.jsonl"
         if not log.is_file():
             with log.open("wb") as file:
-                file.writelines(sealed(raw) + b"\n" for raw in told(given.nodes, given.events))
+                file.writelines(
+                    with_checksum(raw) + b"\n" for raw in told(given.nodes, given.events)
+                )
         found = measured(log, Path(folder))
     if given.json:
         print(json.dumps(found))

@@ -1,7 +1,7 @@
 """The log as a file of JSON lines: its own bytes, one entry a line, in order of position.
 
 What belongs here: getting the bytes out. They are not decoded, so that an export holds what was
-written even where this release cannot read it. Each line ends in a checksum (`sealing`), so that
+written even where this release cannot read it. Each line ends in a checksum (`checksums`), so that
 whoever reads the file years later sees any byte that changed on the way.
 """
 
@@ -14,8 +14,8 @@ from typing import IO
 
 from controlplane.errors import TargetExists
 from controlplane.eventlog import EventLog
+from statemachine.checksums import with_checksum
 from statemachine.errors import UsageError
-from statemachine.sealing import sealed
 
 
 async def exported(log: EventLog, sink: IO[bytes]) -> int:
@@ -27,7 +27,7 @@ async def exported(log: EventLog, sink: IO[bytes]) -> int:
     """
     count = 0
     async for entries in log.read_entries():
-        sink.write(b"".join(sealed(entry.raw) + b"\n" for entry in entries))
+        sink.write(b"".join(with_checksum(entry.raw) + b"\n" for entry in entries))
         count += len(entries)
     sink.flush()
     return count

@@ -31,13 +31,13 @@ from controlplane.eventlog.log import OPERATOR_PREFIX
 from controlplane.folding import BLANK, image_of
 from controlplane.imaging import Image, SnapshotUnusable
 from controlplane.turn import count
+from statemachine.checksums import has_checksum, without_checksum
 from statemachine.codec import decode_recorded
 from statemachine.errors import EventCorrupt, UsageError
 from statemachine.events import Recorded, UnknownEvent
 from statemachine.evolve import evolve, fold
 from statemachine.ids import Position
 from statemachine.invariants import check, check_step
-from statemachine.sealing import has_seal, unsealed
 from statemachine.state import FleetState
 
 LOOK_EVERY_MIN: Final = 32
@@ -277,14 +277,14 @@ def verify_file(path: Path) -> Findings:
         UsageError: the file cannot be read.
     """
     verifier = Verifier(str(path))
-    seals: bool | None = None
+    has: bool | None = None
     for where, raw in _lines(path):
-        if seals is not None and has_seal(raw) is not seals:
-            which = f"the lines before {where} have" if has_seal(raw) else f"{where} has"
+        if has is not None and has_checksum(raw) is not has:
+            which = f"the lines before {where} have" if has_checksum(raw) else f"{where} has"
             raise LogRefuted(f"{path}: {where}: {which} lost a checksum: altered since written")
-        seals = has_seal(raw)
+        has = has_checksum(raw)
         try:
-            recorded = decode_recorded(unsealed(raw))
+            recorded = decode_recorded(without_checksum(raw))
         except EventCorrupt as error:
             raise LogRefuted(f"{path}: {where}: {error}") from error
         verifier.take(recorded, where)

@@ -15,6 +15,7 @@ from msgspec import Struct
 from simulator.costing import Cost, concerned, cost_of
 from simulator.errors import BadLog
 from statemachine import events as e
+from statemachine.checksums import without_checksum
 from statemachine.codec import decode_recorded
 from statemachine.decide import decide
 from statemachine.decision import Decision
@@ -22,7 +23,6 @@ from statemachine.errors import ChangeoverError
 from statemachine.evolve import evolve
 from statemachine.incidents import Incident, incidents
 from statemachine.policy import Policy
-from statemachine.sealing import unsealed
 from statemachine.state import FleetState
 
 
@@ -41,7 +41,7 @@ def read_log(path: Path) -> list[e.Recorded]:
         if not line.strip():
             continue
         try:
-            entry = decode_recorded(unsealed(line))
+            entry = decode_recorded(without_checksum(line))
         except ChangeoverError as error:
             raise BadLog(f"{path}: line {number}: {error}") from error
         if log and entry.position != log[-1].position + 1:

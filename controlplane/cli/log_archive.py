@@ -99,8 +99,8 @@ def import_command(settings: Settings, *, from_fleet: str | None, source: Path) 
 async def _entries(source: Path, fleet: str) -> AsyncIterator[Entry]:
     """Entries of a file of JSON lines, or of an archive."""
     from controlplane.eventlog.archive import chain_of, read_segment
+    from statemachine.checksums import without_checksum
     from statemachine.codec import decode_recorded
-    from statemachine.sealing import unsealed
 
     if await anyio.Path(source).is_dir():
         for segment in chain_of(source, fleet):
@@ -109,7 +109,7 @@ async def _entries(source: Path, fleet: str) -> AsyncIterator[Entry]:
         return
     async with await anyio.open_file(source, "rb") as lines:
         async for line in lines:
-            raw = unsealed(line.rstrip(b"\n"))
+            raw = without_checksum(line.rstrip(b"\n"))
             yield Entry(decode_recorded(raw).position, raw)
 
 

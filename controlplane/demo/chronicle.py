@@ -17,12 +17,12 @@ import anyio
 
 from controlplane.eventlog import EventLog
 from controlplane.localfleet.folder import RunFolder
+from statemachine.checksums import with_checksum
 from statemachine.errors import CodecError
 from statemachine.events import AnyEvent, Recorded
 from statemachine.evolve import evolve
 from statemachine.ids import Incarnation, JobId, NodeId
 from statemachine.lifecycle import NodeState
-from statemachine.sealing import sealed
 from statemachine.state import FleetState, Job
 from statemachine.vitals import Vitals, decode_vitals
 
@@ -62,7 +62,7 @@ class Chronicle:
                         self._take(entry.raw, entry.recorded(), file)
 
     def _take(self, raw: bytes, recorded: Recorded, file: BinaryIO) -> None:
-        file.write(sealed(raw) + b"\n")
+        file.write(with_checksum(raw) + b"\n")
         self.entries.append(recorded)
         self.state = evolve(self.state, recorded)
         self.on_entry(recorded)

@@ -17,11 +17,11 @@ from msgspec import Struct
 
 from controlplane.eventlog import LogCorrupt
 from controlplane.eventlog.archive import chain_of, read_segment
+from statemachine.checksums import has_checksum, is_intact
 from statemachine.codec import decode_recorded
 from statemachine.errors import CodecError, UsageError
 from statemachine.events import Recorded, UnknownEvent
 from statemachine.ids import Position
-from statemachine.sealing import has_seal, is_intact
 
 _SHOWN: Final = 5
 """Places of damage that are named one by one."""
@@ -76,7 +76,7 @@ class LogFile:
         self._fleet = fleet
         self._begin = offset
         self._segment = ""
-        self._is_sealed = False
+        self._has_checksums = False
         self._last = Position(after)
         self._at_ms = 0
 
@@ -110,7 +110,7 @@ class LogFile:
         """What a line says; None if it says nothing, or nothing that may be believed."""
         if len(raw) <= 1:
             return None
-        if self._is_sealed and not is_intact(raw):
+        if self._has_checksums and not is_intact(raw):
             words = "altered since it was written: its checksum differs, or is gone"
             self.hurt(self._where(number, offset), "altered", words)
             if not self.reads_on:
@@ -179,7 +179,7 @@ class LogFile:
                 file.seek(offset)
                 while lines := file.readlines(PAGE_BYTES):
                     if number == 1:
-                        self._is_sealed = any(has_seal(raw[:-1]) for raw in lines)
+                        self._has_checksums = any(has_checksum(raw[:-1]) for raw in lines)
                     cut = lines.pop() if lines[-1][-1:] != b"\n" else b""
                     yield number, offset, lines
                     number += len(lines)

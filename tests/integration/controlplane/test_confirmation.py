@@ -27,9 +27,7 @@ SEATED = (
 
 HARMFUL = [
     ("drain", "n0"),
-    ("quarantine", "n0"),
     ("release", "n0", "--force", "--reason", "mended"),
-    ("pause",),
     ("policy", "set", "loss_grace_s=2"),
 ]
 

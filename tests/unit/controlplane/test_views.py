@@ -24,12 +24,12 @@ from controlplane.picture import Picture, as_values
 from controlplane.postmortem.logfile import LogFile
 from controlplane.verifying import verify_file, verify_log
 from statemachine import events as e
+from statemachine.checksums import has_checksum, without_checksum
 from statemachine.codec import encode_recorded
 from statemachine.decide import settle
 from statemachine.errors import UsageError
 from statemachine.evolve import evolve
 from statemachine.ids import Incarnation, JobId, NodeId, Position
-from statemachine.sealing import has_seal, unsealed
 from statemachine.state import FleetState
 
 JOB = JobId("job")
@@ -216,8 +216,8 @@ async def test_an_export_is_the_logs_own_bytes(live: EventLog, log: list[e.Recor
     sink = io.BytesIO()
     assert await exported(live, sink) == len(log)
     lines = sink.getvalue().splitlines()
-    assert all(map(has_seal, lines))
-    assert [unsealed(line) for line in lines] == [encode_recorded(r) for r in log]
+    assert all(map(has_checksum, lines))
+    assert [without_checksum(line) for line in lines] == [encode_recorded(r) for r in log]
 
 
 async def test_no_flipped_bit_of_an_export_goes_unseen(live: EventLog, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from controlplane.eventlog.leadership import Batch
 from controlplane.eventlog.memory import MemoryStore
 from controlplane.localfleet.folder import RunFolder
 from statemachine import events as e
+from statemachine.checksums import with_checksum
 from statemachine.codec import encode_recorded
 from statemachine.ids import Incarnation, JobId, NodeId, Position
-from statemachine.sealing import sealed
 
 
 def joined(position: int) -> bytes:
@@ -45,7 +45,7 @@ async def test_entries_are_folded_and_written_in_their_own_bytes(
         await chronicle.complete()
         group.cancel_scope.cancel()
     written = (tmp_path / "events.jsonl").read_bytes()
-    assert written == b"".join(sealed(raw) + b"\n" for raw in raws)
+    assert written == b"".join(with_checksum(raw) + b"\n" for raw in raws)
     assert sorted(chronicle.state.nodes) == ["n1", "n2"]
     assert chronicle.found(lambda event: isinstance(event, e.NodeJoined), after=1) is not None
     assert chronicle.found(lambda event: isinstance(event, e.NodeLost)) is None

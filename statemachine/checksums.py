@@ -11,38 +11,38 @@ from typing import Final
 
 from statemachine.errors import EventCorrupt
 
-_SEAL: Final = b',"check":"%08x"}'
+_CHECK: Final = b',"check":"%08x"}'
 _MARK: Final = b',"check":"'
-SEAL_BYTES: Final = len(_SEAL % 0)
-"""Length of what a seal puts in the place of the brace that closes a line."""
+CHECK_BYTES: Final = len(_CHECK % 0)
+"""Length of what a checksum puts in the place of the brace that closes a line."""
 
-_SEALED_END: Final = _SEAL + b"\n"
-_LINE_END: Final = SEAL_BYTES + 1
+_LINE_ENDS: Final = _CHECK + b"\n"
+_LINE_END: Final = CHECK_BYTES + 1
 
 
-def sealed(raw: bytes) -> bytes:
+def with_checksum(raw: bytes) -> bytes:
     """An entry's bytes with their checksum; bytes that are no JSON object stay as they are."""
-    return raw[:-1] + _SEAL % zlib.crc32(raw[:-1]) if raw.endswith(b"}") else raw
+    return raw[:-1] + _CHECK % zlib.crc32(raw[:-1]) if raw.endswith(b"}") else raw
 
 
-def has_seal(line: bytes) -> bool:
+def has_checksum(line: bytes) -> bool:
     """Whether a line, without its line break, ends in a checksum."""
-    return line[-SEAL_BYTES : len(_MARK) - SEAL_BYTES] == _MARK
+    return line[-CHECK_BYTES : len(_MARK) - CHECK_BYTES] == _MARK
 
 
 def is_intact(line: bytes) -> bool:
-    """Whether a line, with its line break, is what was sealed."""
-    return line[-_LINE_END:] == _SEALED_END % zlib.crc32(line[:-_LINE_END])
+    """Whether a line, with its line break, is what was written."""
+    return line[-_LINE_END:] == _LINE_ENDS % zlib.crc32(line[:-_LINE_END])
 
 
-def unsealed(line: bytes) -> bytes:
-    """The entry's own bytes, of a line with or without a seal.
+def without_checksum(line: bytes) -> bytes:
+    """The entry's own bytes, of a line with or without a checksum.
 
     Raises:
-        EventCorrupt: the line is not what was sealed.
+        EventCorrupt: the line is not what was written.
     """
-    if not has_seal(line):
+    if not has_checksum(line):
         return line
     if not is_intact(line + b"\n"):
         raise EventCorrupt(f"altered since it was written: the checksum differs: {line[:80]!r}")
-    return line[:-SEAL_BYTES] + b"}"
+    return line[:-CHECK_BYTES] + b"}"
