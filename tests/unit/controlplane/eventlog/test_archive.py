@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.eventlog import Entry, LogCorrupt, Mark
+from controlplane.eventlog import Entry, LogCorrupt, Mark, archive
 from controlplane.eventlog.archive import chain_of, read_segment, write_segment
 from statemachine.codec import encode_recorded
 from statemachine.events import NodeJoined, Recorded
@@ -62,6 +62,17 @@ def test_a_name_that_says_something_else_is_found(tmp_path: Path, old: str, new:
     path.rename(path.with_name(path.name.replace(old, new, 1)))
 
     with pytest.raises(LogCorrupt):
+        read(tmp_path)
+
+
+def test_a_segment_of_a_newer_layout_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody guesses what a newer release wrote: it is named."""
+    path = write_segment(tmp_path, FLEET, Mark(), entries(1, 4)).path
+    monkeypatch.setattr(archive, "VERSION", archive.VERSION - 1)
+
+    with pytest.raises(LogCorrupt, match=f"{path.name}: layout 1 of a newer release"):
         read(tmp_path)
 
 
