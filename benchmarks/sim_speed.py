@@ -56,6 +56,22 @@ def week(gpus: int, number: int) -> tuple[float, int]:
     return time.process_time() - began, world.core.entries
 
 
+def six(runs: int) -> float:
+    """Processor seconds of one replication of all six strategies at 65,536 GPUs."""
+    read = scenario(65_536, 373.0)
+    began = time.process_time()
+    for number in range(runs):
+        replication((read, SIX, number))
+    return (time.process_time() - began) / runs
+
+
+def whole() -> float:
+    """Wall seconds of 200 replications of six strategies, in two processes."""
+    began = time.monotonic()
+    compare(replace(scenario(65_536, 373.0), replications=200), SIX, workers=2)
+    return time.monotonic() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
@@ -63,42 +79,31 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     runs = asked.runs
+
+    def say(words: str) -> None:
+        if not asked.json:
+            print(words, flush=True)
+
+    found: dict[str, Any] = {"machine": platform.processor() or platform.machine()}
     weeks = {gpus: [week(gpus, n) for n in range(runs)] for gpus in (8192, 65_536, 131_072)}
-    per_entry = {
-        gpus: sum(took for took, _ in found) / sum(entries for _, entries in found) * 1e6
-        for gpus, found in weeks.items()
-    }
-    read = replace(scenario(65_536, 373.0), replications=runs)
-    began = time.process_time()
-    for number in range(runs):
-        replication((read, SIX, number))
-    each_s = (time.process_time() - began) / runs
-    found: dict[str, Any] = {
-        "week_s": {
-            gpus: sorted(took for took, _ in runs_)[runs // 2] for gpus, runs_ in weeks.items()
-        },
-        "entries": {gpus: sum(n for _, n in runs_) // runs for gpus, runs_ in weeks.items()},
-        "scale_128k_over_8k": per_entry[131_072] / per_entry[8192],
-        "six_strategies_s": each_s,
-        "six_strategies_200_on_two_cores_s": each_s * 100,
-        "machine": platform.processor() or platform.machine(),
-    }
+    for gpus, rows in weeks.items():
+        took_s = found[f"week_{gpus}_s"] = sorted(took for took, _ in rows)[runs // 2]
+        entries = found[f"entries_{gpus}"] = sum(count for _, count in rows) // runs
+        goal = " (goal 1.5 s)" if gpus == 65_536 else ""
+        say(f"week    {gpus:7} GPUs: {took_s:.2f} s{goal}, {entries} entries")
+    each = {gpus: sum(took for took, _ in rows) for gpus, rows in weeks.items()}
+    counts = {gpus: sum(count for _, count in rows) for gpus, rows in weeks.items()}
+    ratio = each[131_072] / counts[131_072] / (each[8192] / counts[8192])
+    found["scale_128k_over_8k"] = ratio
+    say(f"scale   128K over 8K, per entry: {ratio:.2f}x (goal 1.5x)")
+    each_s = found["six_strategies_s"] = six(runs)
+    found["six_strategies_200_on_two_cores_s"] = each_s * 100
+    say(f"compare {each_s:.2f} s for six strategies; 200 on two cores: {each_s * 100:.0f} s (180)")
     if asked.whole:
-        began = time.monotonic()
-        compare(replace(read, replications=200), SIX, workers=2)
-        found["whole_wall_s"] = time.monotonic() - began
+        found["whole_wall_s"] = whole()
+        say(f"compare 200 replications in two processes: {found['whole_wall_s']:.0f} s (180)")
     if asked.json:
         print(json.dumps(found, indent=1))
-        return
-    for gpus, took_s in found["week_s"].items():
-        goal = " (goal 1.5 s)" if gpus == 65_536 else ""
-        print(f"week    {gpus:7} GPUs: {took_s:.2f} s{goal}, {found['entries'][gpus]} entries")
-    print(f"scale   128K over 8K, per entry: {found['scale_128k_over_8k']:.2f}x (goal 1.5x)")
-    if asked.whole:
-        print(f"compare 200 replications in two processes: {found['whole_wall_s']:.0f} s (180)")
-    print(
-        f"compare {each_s:.2f} s for six strategies; 200 on two cores: {each_s * 100:.0f} s (180)"
-    )
 
 
 if __name__ == "__main__":
