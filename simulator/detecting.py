@@ -1,35 +1,19 @@
 """The detector over recorded vitals: the verdicts that fell, or would have under another policy.
 
-What belongs here: reading a recording, and running the detector of production on it. A recording is
-what a controller keeps (`CHANGEOVER_VITALS_HISTORY`): a line for each batch with the clock's time,
-and one for each node that was forgotten meanwhile. Lines of bare vitals are read as well, each as a
-batch of its own at the time at which its window ended.
+What belongs here: running the detector of production on a recording. Reading one: `recordings`.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from msgspec import MsgspecError, Struct, convert, json
+from msgspec import Struct
 from msgspec.structs import replace
 
-from simulator.errors import BadTrace
+from simulator.recordings import read
 from statemachine.detector import DetectorState, forgotten, observe
 from statemachine.detector_policy import DetectorPolicy
 from statemachine.events import VerdictIssued, VerdictWithdrawn
 from statemachine.ids import NodeId
 from statemachine.policy import policy_of
-from statemachine.vitals import Vitals
-
-
-class Entry(Struct, frozen=True, kw_only=True):
-    """One line of a recording."""
-
-    at_ms: int = 0
-    batch: tuple[Vitals, ...] | None = None
-    forgotten: NodeId | None = None
-    withdrawn: NodeId | None = None
-    policy: dict[str, Any] | None = None
 
 
 class Said(Struct, frozen=True, kw_only=True):
@@ -75,29 +59,3 @@ def detect(path: Path, policy: DetectorPolicy | None = None) -> Detected:
         notes |= dict.fromkeys(seen.notes)
         said += [Said(at_ms=entry.at_ms, judgement=judged) for judged in seen.judgements]
     return Detected(windows=windows, nodes=len(nodes), said=tuple(said), notes=tuple(notes))
-
-
-def read(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a recording.
-
-    Raises:
-        BadTrace: as `detect` does.
-    """
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _entry(path, number, line)
-    except OSError as error:
-        raise BadTrace(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _entry(path: Path, number: int, line: bytes) -> Entry:
-    try:
-        found = json.decode(line)
-        if isinstance(found, dict) and "metrics" in found:
-            vitals = convert(found, Vitals)
-            return Entry(at_ms=vitals.ended_at_ms, batch=(vitals,))
-        return convert(found, Entry)
-    except MsgspecError as error:
-        raise BadTrace(f"{path}:{number}: no recorded vitals: {error}") from error

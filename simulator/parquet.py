@@ -1,4 +1,5 @@
 """Results as Parquet: a row per strategy (and cell), estimates as mean, half-width and count.
+Recorded vitals as Parquet: `simulator.recordings`.
 
 The library is heavy, so it is an extra and imported when it is asked for.
 """
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.compare import Comparison
-from simulator.errors import BadScenario
+from simulator.errors import BadScenario, BadTrace
 from simulator.grid import Grid
 from simulator.stats import Estimate
 
@@ -62,3 +63,23 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), path)
     except OSError as error:
         raise BadScenario(f"--parquet {path}: cannot be written: {error}") from error
+
+
+def read_parquet(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Read some columns of a file's rows.
+
+    Raises:
+        BadTrace: the library is not installed, or the file is none with these columns.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise BadTrace(f"{path}: needs pyarrow; pip install 'changeover[parquet]'") from error
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise BadTrace(f"{path}: no recorded vitals: {str(error).splitlines()[0]}") from error
+    if rows and set(rows[0]) != set(columns):
+        raise BadTrace(f"{path}: no recorded vitals: a column of {', '.join(columns)} is missing")
+    return rows

@@ -93,6 +93,34 @@ def test_offline_the_verdicts_are_those_of_online(recorded: Online, tmp_path: Pa
     assert found.nodes == SICK.nodes
 
 
+def test_a_table_of_a_recording_says_the_same(recorded: Online, tmp_path: Path) -> None:
+    """`simctl detect vitals.parquet`: every judgement, byte for byte; a row for each window."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    lines, table = tmp_path / "vitals.jsonl", tmp_path / "vitals.parquet"
+    done = CliRunner().invoke(command, [str(lines), "--parquet", str(table), "--json"])
+    again = CliRunner().invoke(command, [str(table), "--json"])
+    rows = pq.read_table(table).to_pylist()
+
+    assert done.exit_code == again.exit_code == 0, done.output + again.output
+    assert again.output == done.output
+    assert '"faulty"' in done.output
+    sick = [row["work_ms_p50"] for row in rows if row["node"] == "n2" and row["window"] > 20]
+    well = [row["work_ms_p50"] for row in rows if row["node"] == "n3" and row["window"] > 20]
+    assert min(sick) > 1.1 * max(well)
+
+
+def test_a_table_that_is_none_is_one_line(tmp_path: Path) -> None:
+    """Another file of that name, and a table without what the detector was told."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "x.parquet"
+    path.write_text("no table")
+    with pytest.raises(BadTrace, match=r"x\.parquet: no recorded vitals"):
+        detect(path)
+    pq.write_table(pa.Table.from_pylist([{"entry": 1}]), path)
+    with pytest.raises(BadTrace, match=r"x\.parquet: no recorded vitals"):
+        detect(path)
+
+
 def test_another_policy_judges_otherwise(recorded: Online, tmp_path: Path) -> None:
     """A policy given on the command line replaces the recorded one."""
     policy = tmp_path / "lax.toml"
