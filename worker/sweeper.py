@@ -55,6 +55,14 @@ BUDGET_S: Final = {
 BUDGET_VARIABLE: Final = "CHANGEOVER_PROBE_BUDGET_S"
 """Environment variable: seconds of measuring that each probe gets; a demo is in a hurry."""
 
+SHARE_BESIDE: Final = 0.05
+"""Share of its time that a probe works where a node in duty takes part: the partner, by itself and
+at the other end. The swept node is out of the run, and works all the time: some faults show under
+load alone."""
+
+SHARE_VARIABLE: Final = "CHANGEOVER_PROBE_SHARE"
+"""Environment variable: another share; a demo is in a hurry."""
+
 START_S: Final = 20.0
 """Seconds that a probe gets on top to start and to end: torch may have to be imported."""
 
@@ -111,6 +119,8 @@ class Sweeper:
             raise RoundFailed(f"no time left for the {_listed(probes)} probe")
         budget = os.environ.get(BUDGET_VARIABLE, f"{longest_s:g}")
         known = ("--secret-file", str(self._secret_path))
+        if name != SOLO:
+            known = (*known, "--share", os.environ.get(SHARE_VARIABLE, f"{SHARE_BESIDE:g}"))
         command = _command(probes, ("--budget-s", budget, "--json", *known, *arguments))
         return await run_probe(_listed(probes), command, limit_s)
 

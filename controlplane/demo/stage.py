@@ -29,6 +29,7 @@ from controlplane.eventlog import EventLog, EventLogError
 from controlplane.localfleet.children import Child, last_line
 from controlplane.localfleet.fleet import (
     BUDGET_VARIABLE,
+    SHARE_VARIABLE,
     WINDOW_VARIABLE,
     FleetError,
     LocalFleet,
@@ -43,9 +44,9 @@ from statemachine.lifecycle import NodeState
 JOB: Final = JobId("demo")
 OPERATOR: Final = "demo"
 
-HURRY: Final = {WINDOW_VARIABLE: "1", BUDGET_VARIABLE: "0.3"}
-"""Seconds of a window of vitals and of a probe, unless the environment of the demo says otherwise;
-a real fleet takes its time."""
+HURRY: Final = {WINDOW_VARIABLE: "1", BUDGET_VARIABLE: "0.3", SHARE_VARIABLE: "0.3"}
+"""Seconds of a window of vitals and of a probe, and how much of them the partner works, unless the
+environment of the demo says otherwise; a real fleet takes its time."""
 
 LEAD_S: Final = 30.0
 LAUNCH_S: Final = 90.0

@@ -25,6 +25,7 @@ FAULT_VARIABLE: Final = "CHANGEOVER_FAULT_FILE"
 WINDOW_VARIABLE: Final = "CHANGEOVER_WINDOW_S"
 STEPS_VARIABLE: Final = "CHANGEOVER_STEPS_FILE"
 BUDGET_VARIABLE: Final = "CHANGEOVER_PROBE_BUDGET_S"
+SHARE_VARIABLE: Final = "CHANGEOVER_PROBE_SHARE"
 """What agents and training processes read from their environment; the names are `worker`'s."""
 
 _ONE_THREAD: Final = dict.fromkeys(

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -57,11 +58,14 @@ def _measured(args: argparse.Namespace, slow: SlowCompute) -> dict[str, float]:
     from worker.probes import collective, compute, link, memory, wire
 
     alone: dict[str, Callable[[float, SlowCompute], dict[str, float]]] = {
-        "compute": compute.measure,
-        "memory": memory.measure,
+        "compute": partial(compute.measure, share=args.share),
+        "memory": partial(memory.measure, share=args.share),
         "device": _device,
     }
-    together = {"link": link.measure, "collective": collective.measure}
+    together = {
+        "link": partial(link.measure, share=args.share),
+        "collective": partial(collective.measure, share=args.share),
+    }
     found: dict[str, float] = {}
     ends: wire.Ends | None = None
     for probe in args.probe:
@@ -104,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     choices = (*ALONE, *WITH_PARTNER, "echo")
     parser.add_argument("--probe", required=True, action="append", choices=choices)
     parser.add_argument("--budget-s", type=_budget, default=1.0, help="seconds of measuring")
+    parser.add_argument(
+        "--share", type=_share, default=1.0, help="of the time in which work is done, up to 1"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--nice", type=int, default=0, help="niceness to add")
     parser.add_argument("--host", default="127.0.0.1", help="the partner's address")
@@ -119,6 +126,13 @@ def _budget(text: str) -> float:
     value = float(text)
     if not (math.isfinite(value) and 0 < value <= 600):
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 600 seconds")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0.001 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.001 and 1")
     return value
 
 

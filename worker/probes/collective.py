@@ -15,19 +15,17 @@ LATENCY_BYTES: Final = 64
 _OWN: Final[Own] = {"kind": SlowKind.LINK, "own_s": time.thread_time}
 
 
-def measure(budget_s: float, slow: SlowCompute, ends: Ends) -> dict[str, float]:
+def measure(
+    budget_s: float, slow: SlowCompute, ends: Ends, *, share: float = 1.0
+) -> dict[str, float]:
     """Add up float32 vectors with the partner for `budget_s` seconds.
 
     ``collective_mbps_*`` in 10^6 bits of vector per second, 1 MiB at a time;
     ``collective_latency_us_*`` in microseconds for 64 bytes.
     """
     share_s = budget_s / 2
-    large_s = samples_s(
-        lambda: ends.sum(RATE_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
-    )
-    small_s = samples_s(
-        lambda: ends.sum(LATENCY_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
-    )
+    large_s = samples_s(lambda: ends.sum(RATE_BYTES), share_s, slow, **_OWN, share=share)
+    small_s = samples_s(lambda: ends.sum(LATENCY_BYTES), share_s, slow, **_OWN, share=share)
     return {
         **rates("collective_mbps", 8 * RATE_BYTES / 1e6, large_s),
         **durations("collective_latency_us", 1e6, small_s),

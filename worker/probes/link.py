@@ -12,22 +12,18 @@ LATENCY_BYTES: Final = 64
 _OWN: Final[Own] = {"kind": SlowKind.LINK, "own_s": time.thread_time}
 
 
-def measure(budget_s: float, slow: SlowCompute, ends: Ends) -> dict[str, float]:
+def measure(
+    budget_s: float, slow: SlowCompute, ends: Ends, *, share: float = 1.0
+) -> dict[str, float]:
     """Send and receive for `budget_s` seconds.
 
     ``link_mbps_out_*`` and ``link_mbps_in_*`` in 10^6 bits per second, one MiB at a time;
     ``link_latency_us_*`` in microseconds there and back.
     """
     share_s = budget_s / 3
-    out_s = samples_s(
-        lambda: ends.out(RATE_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
-    )
-    in_s = samples_s(
-        lambda: ends.back(RATE_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
-    )
-    trip_s = samples_s(
-        lambda: ends.out(LATENCY_BYTES), share_s, slow, kind=SlowKind.LINK, own_s=time.thread_time
-    )
+    out_s = samples_s(lambda: ends.out(RATE_BYTES), share_s, slow, **_OWN, share=share)
+    in_s = samples_s(lambda: ends.back(RATE_BYTES), share_s, slow, **_OWN, share=share)
+    trip_s = samples_s(lambda: ends.out(LATENCY_BYTES), share_s, slow, **_OWN, share=share)
     return {
         **rates("link_mbps_out", 8 * RATE_BYTES / 1e6, out_s),
         **rates("link_mbps_in", 8 * RATE_BYTES / 1e6, in_s),

@@ -18,6 +18,10 @@ SAMPLES_ALONE: Final = 50
 best of too few says how busy it was."""
 
 
+SAMPLES_SHARED: Final = 25
+"""The same where rests between samples make each take long: they begin undisturbed more often."""
+
+
 class Own(TypedDict):
     """What of a sample is the node's own part: of which kind, by which clock."""
 
@@ -33,38 +37,50 @@ def samples_s(
     kind: SlowKind = SlowKind.COMPUTE,
     own_s: Callable[[], float] = time.perf_counter,
     at_least: int = SAMPLES_MIN,
+    share: float = 1.0,
 ) -> list[float]:
     """Do `work` again and again for `budget_s` seconds; how long each time took.
 
     The first, cold time does not count. `own_s` is the clock of the node's own part in the work: an
     injected slowdown of this `kind` stretches that part, and not the time that a partner took.
+    `share` is that of the time in which work is done: below 1, each sample is followed by a rest,
+    so that a run on the same machine has it to itself for the other part.
     """
     work()
     taken: list[float] = []
     ends_at = time.perf_counter() + budget_s
+    at_least = min(at_least, SAMPLES_SHARED) if share < 1 else at_least
     while len(taken) < at_least or time.perf_counter() < ends_at:
         own_before_s, began_s = own_s(), time.perf_counter()
         work()
         slow.burn(own_s() - own_before_s, kind)
         taken.append(time.perf_counter() - began_s)
+        if share < 1:
+            time.sleep(taken[-1] * (1 / share - 1))
     return taken
 
 
-def rates(name: str, amount: float, taken_s: Sequence[float]) -> dict[str, float]:
-    """`amount` per second as ``{name}_best``, ``_median`` and ``_cv``; higher is better."""
-    return _summary(name, [amount / each for each in taken_s], best=max)
+def rates(
+    name: str, amount: float, taken_s: Sequence[float], *, best_of: float = 0.0
+) -> dict[str, float]:
+    """`amount` per second as ``{name}_best``, ``_median`` and ``_cv``; higher is better.
+
+    The best is what that share of the samples reaches: 0, the one best sample. Where what is
+    measured is shared with others, the very best tells how lucky a sample was.
+    """
+    values = sorted((amount / each for each in taken_s), reverse=True)
+    return _summary(name, values, values[int(best_of * (len(values) - 1))])
 
 
 def durations(name: str, per_second: float, taken_s: Sequence[float]) -> dict[str, float]:
     """Durations in 1/`per_second` as ``{name}_best``, ``_median`` and ``_cv``; lower is better."""
-    return _summary(name, [per_second * each for each in taken_s], best=min)
+    values = [per_second * each for each in taken_s]
+    return _summary(name, values, min(values))
 
 
-def _summary(
-    name: str, values: Sequence[float], best: Callable[[Sequence[float]], float]
-) -> dict[str, float]:
+def _summary(name: str, values: Sequence[float], best: float) -> dict[str, float]:
     return {
-        f"{name}_best": best(values),
+        f"{name}_best": best,
         f"{name}_median": statistics.median(values),
         f"{name}_cv": statistics.pstdev(values) / statistics.fmean(values),
     }

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import anyio
 import pytest
 
 from worker.faults import SlowCompute, set_fault
-from worker.probes import collective, link, sampling, wire
+from worker.probes import collective, link, memory, sampling, wire
 from worker.sweeper import ProbePort
 
 ALONE = {
@@ -294,3 +295,16 @@ def test_probes_start_without_torch() -> None:
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
     )
     assert done.returncode == 0
+
+
+def test_a_probe_beside_a_run_rests_most_of_the_time() -> None:
+    """With a share of a twentieth it works no more than that, and finds what it would without."""
+    found = {}
+    for share in (1.0, 0.05):
+        used_s, began_s = time.process_time(), time.perf_counter()
+        rates = memory.measure(0.3, SlowCompute(None), share=share)
+        took_s = time.perf_counter() - began_s
+        found[share] = rates["memory_gbps_best"], (time.process_time() - used_s) / took_s
+
+    assert found[0.05][1] < 0.15, found
+    assert found[0.05][0] > 0.6 * found[1.0][0], found
