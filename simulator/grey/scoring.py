@@ -7,6 +7,7 @@ that was not acted upon within its hour is a false negative. A verdict that only
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import exp
 from typing import Final
 
 from msgspec import Struct, field
@@ -118,6 +119,8 @@ class Rates(Struct, frozen=True, kw_only=True):
     true_negatives: int
     fpr_per_node_day: float | None
     fnr_at_10pct: float | None
+    fpr_at_most: float | None = None
+    """What the rate of false positives is below with 95 % confidence, by their count."""
     windows_to_detect_p50: float | None = None
     windows_to_detect_p90: float | None = None
 
@@ -161,7 +164,24 @@ def _rates(outcomes: Sequence[Outcome], window_s: float, *, missed: int, wrong: 
         true_negatives=sum(o.healthy_windows > 0 for o in outcomes) - wrong,
         fpr_per_node_day=wrong / (healthy_h / 24) if healthy_h else None,
         fnr_at_10pct=missed / must if must else None,
+        fpr_at_most=at_most(wrong) / (healthy_h / 24) if healthy_h else None,
     )
+
+
+def at_most(count: int, confidence: float = 0.95) -> float:
+    """The mean of a Poisson count below which it is, given that `count` were seen."""
+    low, high = float(count), 2.0 * count + 10.0
+    while high - low > _CLOSE * high:
+        middle = (low + high) / 2
+        term = total = exp(-middle)
+        for k in range(1, count + 1):
+            term *= middle / k
+            total += term
+        low, high = (middle, high) if total > 1 - confidence else (low, middle)
+    return high
+
+
+_CLOSE: Final = 1e-6
 
 
 def _must_act(outcome: Outcome) -> bool:
