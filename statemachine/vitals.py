@@ -161,7 +161,9 @@ class Vitals(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def summarise(samples: Sequence[float]) -> Metric:
     """Summarise samples; those that are not finite are left out, and none at all gives count 0."""
-    ordered = sorted(sample for sample in samples if isfinite(sample))
+    ordered = sorted(samples)
+    if not isfinite(sum(ordered)):  # one of them is not, or all of them together
+        ordered = sorted(filter(isfinite, samples))
     if not ordered:
         return Metric(count=0, mean=0.0, p50=0.0, p95=0.0)
     return Metric(
