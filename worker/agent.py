@@ -9,6 +9,7 @@ Exit codes: 0 the job finished, or the agent was asked to stop; 1 failure; 2 usa
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -212,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log_to_stderr(settings.node)
     adopt_orphans()
     be_prompt()
+    gc.freeze()  # what was imported is no garbage: looking through it would stall an answer
     return anyio.run(run_agent, settings)
 
 

@@ -313,11 +313,13 @@ class Control:
                 self.interrupt.set()
         if message.motive is Motive.UNPLANNED:
             self._abandon_all(CauseKind.TOLD, f"transition {message.transition}")
-        self.expect(message if seat is not None and self.seat() is None else None)
+        self.expect(None)
         worker = threading.Thread(
             target=self._build, args=(message, seat), name="prepare", daemon=True
         )
         worker.start()
+        if seat is not None and self.seat() is None:
+            self.expect(message)
 
     def _ask_for_parts(self, message: m.Prepare) -> None:
         """Let the training thread take the slot's role before the answer is given (lock held)."""
@@ -422,8 +424,7 @@ class Control:
     def _stands_while_computing(self, found: Preparation) -> bool:
         """Whether the thread is in a step that cannot pass any more (lock held; groups are broken).
 
-        Not where members stay the same: there a thread that hangs is looked for, and whoever does
-        not park is it.
+        Not where members stay the same: there whoever does not park is the one that hangs.
         """
         seat = self.seat()
         if self._computing is None or found.seat is None or seat is None:

@@ -149,6 +149,7 @@ class Handover:
         self._lenders: list[Callable[[int], StateImage | None]] = []
         self._expecting = threading.Lock()
         self._expected: _Expected | None = None
+        self._accepting: TrainingState | None = None
 
     @property
     def me(self) -> Party:
@@ -206,16 +207,20 @@ class Handover:
     def expect(self, layout: Layout, message: m.Prepare | None) -> None:
         """Ask those who may give the state in a transition, before it is known who will.
 
-        Whoever was asked for another transition is let go.
+        Whoever was asked for another transition is let go; with None, for any.
         """
         sources = likely_sources(layout, message) if message is not None else ()
         with self._expecting:
             if self._expected is not None:
                 self._expected.cancel()
                 self._expected = None
-            if message is not None and sources:
+            if message is None:
+                self._accepting = None
+            elif sources:
                 self._expected = _Expected(self._claim(message.transition))
                 self._expected.fetching.ask([_source(holder) for holder in sources])
+                if self._accepting is not None:
+                    self._expected.decide(partial(_received, self._accepting, -1))
 
     def accept(self, state: TrainingState) -> None:
         """Let the state that was asked for arrive before it is ordered: there is nothing to lose.
@@ -223,6 +228,7 @@ class Handover:
         Whoever calls it leaves `state` alone until a transition says what it is.
         """
         with self._expecting:
+            self._accepting = state
             if self._expected is not None:
                 self._expected.decide(partial(_received, state, -1))
 

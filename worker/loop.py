@@ -13,6 +13,7 @@ A standby runs the same script. Until it holds a slot its groups are detached (e
 local), and its steps are rehearsals whose results are thrown away.
 """
 
+import gc
 import logging
 import os
 import sys
@@ -213,6 +214,8 @@ class Run(Place):
             self._startup.reached("build")
             log.info("code and state: %s (%s)", stamp.digest, stamp)
             yield from self._startup.each("prime", self._rehearsing.prime(self._rehearsed_step))
+            gc.collect()
+            gc.freeze()  # what stands by now stays: looking through all of it would stall a step
             self._say_ready()
             while not self._stopped:
                 if self._seat is not None and not self._control.is_called_off():
@@ -281,7 +284,8 @@ class Run(Place):
         self._finished = False  # whoever stopped too early ends again
         assert self._seat is not None
         told = step.order is None
-        self._progress.committed(step.index, self._seat, step_ms, self._pulse.loss, told=told)
+        if self._progress.committed(step.index, self._seat, step_ms, self._pulse.loss, told=told):
+            log.info("step %d, the first of its epoch: %s", step.index, self._pulse.account())
         self._window()
         self._saves.after_step(step.index, self._seat)
         reach("step.committed")

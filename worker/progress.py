@@ -24,14 +24,17 @@ class Progress:
 
     def committed(
         self, step: int, seat: Seat, step_ms: float, loss: float | None, *, told: bool
-    ) -> None:
-        """A step was committed at the epoch of `seat`; `told`: the agent may hear of it."""
+    ) -> bool:
+        """A step was committed at the epoch of `seat`; `told`: the agent may hear of it.
+
+        Returns whether it is the first of its epoch.
+        """
         note(step)
         before_s, self._committed_at_s = self._committed_at_s, time.time()
         at_ms = self._committed_at_s * 1000
         self._diary.note(step=step, epoch=seat.epoch, at_ms=at_ms, step_ms=step_ms, loss=loss)
         if self._told == seat.transition or not told:
-            return
+            return False
         self._told = seat.transition
         self._channel.send(
             m.Resumed(
@@ -42,3 +45,4 @@ class Progress:
                 previous_at_ms=before_s * 1000,
             )
         )
+        return True

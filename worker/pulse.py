@@ -110,6 +110,14 @@ class Pulse:
         self._last_step = step
         return step_ms
 
+    def account(self) -> str:
+        """Where the time of the last step went, in words."""
+        samples = self._samples
+        return (
+            f"{samples.step_ms[-1]:.1f} ms, of them {samples.cpu_ms[-1]:.1f} of processor, "
+            f"{samples.wait_ms[-1]:.1f} waiting for peers"
+        )
+
     def drop(self) -> None:
         """Forget the open window: a transition fell into it."""
         self._samples = Samples()

@@ -1,5 +1,7 @@
 """`changeover controller`: run the control plane's one process."""
 
+import gc
+
 import anyio
 import click
 
@@ -41,4 +43,5 @@ def controller(settings: Settings, *, no_wait: bool) -> None:
         await run_controller(settings, wait=not no_wait)
 
     be_prompt()
+    gc.freeze()  # what was imported is no garbage: looking through it would stall a decision
     anyio.run(run)

@@ -57,14 +57,14 @@ class Wire:
         """Nothing to close."""
 
     def until_said(self, *kinds: type[m.Message]) -> list[m.FromWorker]:
-        """Wait until the last things said are of these kinds."""
+        """Wait until something of each kind was said; the last of each."""
 
         def holds() -> bool:
-            return tuple(type(one) for one in self.said[-len(kinds) :]) == kinds
+            return {type(one) for one in self.said} >= set(kinds)
 
         with self.changed:
             assert self.changed.wait_for(holds, WAIT_S), self.said
-            return self.said[-len(kinds) :]
+            return [next(o for o in reversed(self.said) if type(o) is kind) for kind in kinds]
 
 
 class Links:
