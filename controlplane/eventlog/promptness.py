@@ -83,4 +83,4 @@ def _ask_for(runtime_ns: int) -> bool:
         return False
     wanted.size, wanted.runtime = ctypes.sizeof(wanted), runtime_ns
     write, _ = _CALLS[platform.machine()]
-    return ctypes.CDLL(None).syscall(write, 0, ctypes.byref(wanted), 0) == 0
+    return bool(ctypes.CDLL(None).syscall(write, 0, ctypes.byref(wanted), 0) == 0)

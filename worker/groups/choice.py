@@ -52,13 +52,14 @@ def chosen(words: str | None = None) -> MakeBackend:
 def _rebuilt(words: str, host: str, port: int) -> MakeBackend:
     from datetime import timedelta
 
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import DistError
 
     from worker.groups.rebuild import RebuildBackend
 
     try:
-        store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_MEET_S))
-    except (RuntimeError, dist.DistError) as error:
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_MEET_S))
+    except (RuntimeError, DistError) as error:
         reason = str(error).splitlines()[0]
         raise BadChoice(f"{GROUPS_VARIABLE}={words}: no store answers there: {reason}") from None
 

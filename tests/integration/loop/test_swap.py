@@ -4,7 +4,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from statemachine import events as e
 from statemachine.ids import NodeId
@@ -122,7 +122,7 @@ async def test_a_run_on_rebuilt_groups_is_mended_as_well(
     """With torch's own gloo groups inside, a drain and a loss change no weight: groups are built
     anew in the background, and meet at a store that no rank keeps.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     rebuilt = ["--groups", f"rebuild://127.0.0.1:{store.port}"]
     undisturbed = await launch(nodes=3, standbys=0, steps=STEPS, extra=rebuilt)
     expected = await undisturbed.digest()

@@ -1,5 +1,6 @@
 """Short slices are asked for, inherited, and taken back; without them everything works the same."""
 
+import platform
 import subprocess
 import sys
 
@@ -49,7 +50,7 @@ def test_a_prompt_process_starts_ordinary_ones(granted: int) -> None:
 
 def test_an_unknown_machine_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the call's number is not known, nothing is asked for."""
-    monkeypatch.setattr(promptness.platform, "machine", lambda: "abacus")
+    monkeypatch.setattr(platform, "machine", lambda: "abacus")
 
     assert not be_prompt()
     assert slice_ns() == 0

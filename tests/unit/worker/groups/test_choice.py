@@ -1,7 +1,7 @@
 """What groups have inside is chosen in one word, and a word that means nothing is refused."""
 
 import pytest
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from controlplane.etcd_server import free_port
 from worker.groups.choice import GROUPS_VARIABLE, BadChoice, chosen
@@ -21,7 +21,7 @@ def test_rebuilt_groups_are_made_with_the_store_that_was_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The environment's choice holds where the script makes none."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv(GROUPS_VARIABLE, f"rebuild://127.0.0.1:{store.port}")
     endpoint = LinkEndpoint("j", "n0", 1, b"0" * 16)
     try:
