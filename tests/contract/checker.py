@@ -180,6 +180,8 @@ def paces(rng: random.Random) -> dict[str, Callable[[], float]]:
 
 KINDS = ("kill", "freeze", "compact")
 KINDS_OF_A_CLUSTER = (*KINDS, "move", "freeze leader")
+BLACK_HOLE_S = 12.0
+"""Seconds of silence after which clients have given up every connection to a server."""
 
 
 async def hurt(
@@ -191,6 +193,8 @@ async def hurt(
         await anyio.sleep(rng.uniform(0.1, 1.0))
         if not waiting:
             waiting = list(KINDS_OF_A_CLUSTER if len(servers) > 1 else KINDS)
+            if end - time.monotonic() > 2 * BLACK_HOLE_S:
+                waiting.append("black hole")
             rng.shuffle(waiting)
         kind = waiting.pop()
         server = await _victim(servers, rng, leading=kind in ("move", "freeze leader"))
@@ -205,7 +209,7 @@ async def hurt(
             await move_leader(server, rng.choice([each for each in servers if each is not server]))
         else:
             server.pause()
-            await anyio.sleep(rng.uniform(0.1, 3.0))
+            await anyio.sleep(BLACK_HOLE_S if kind == "black hole" else rng.uniform(0.1, 3.0))
             server.resume()
 
 
@@ -301,7 +305,7 @@ async def play(
     """Let them play for a while under faults, then heal; return history and log."""
     rng = random.Random(seed)
     history = History()
-    url = "http://" + ",".join(server.url.removeprefix("http://") for server in servers)
+    url = "http://" + ",".join(server.url.partition("://")[2] for server in servers)
     async with log_on(url, fleet, client) as log, anyio.create_task_group() as group:
         sessions = [await log.join(NodeId(f"n{each}"), b"", TTL_S) for each in range(WRITERS)]
         for session in sessions:

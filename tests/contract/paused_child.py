@@ -1,6 +1,7 @@
 """A process that writes as fast as it can, as a node or as a leader, until it may no longer.
 
-It prints a line when it has begun and one when it ends: the error that ended it. `URL FLEET KIND`.
+It prints a line when it has begun and one when it ends: the error that ended it.
+`URL FLEET KIND CLIENT`.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ async def append(log: EventLog) -> None:
 
 async def main() -> None:
     """Write until it ends; say how."""
-    url, fleet, kind = sys.argv[1:]
-    store = await open_store(url)
+    url, fleet, kind, client = sys.argv[1:]
+    store = await open_store(url, client=client)
     log = EventLog(store, fleet)
     try:
         await (state_facts(log) if kind == "node" else append(log))

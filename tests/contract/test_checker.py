@@ -10,14 +10,16 @@ from controlplane.eventlog import CLIENTS
 from statemachine.events import LeaderElected, Recorded, StepResumed
 from statemachine.ids import Incarnation, JobId, NodeId, Position, TransitionId
 from tests.contract.checker import History, Stated, judge, play
-from tests.contract.conftest import need_client
+from tests.contract.conftest import SPEAKERS, need_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from controlplane.etcd_server import EtcdServer
 
+SECURE_SPEAKERS = SPEAKERS[len(CLIENTS) :]
 SEEDS = (1, 2)
+SEEDS_OVER_TLS = (3, 4)
 SOAK_SEEDS = range(100, 110)
 
 
@@ -57,6 +59,29 @@ async def test_a_cluster_whose_leaders_are_hurt(
     """Three servers, killed, frozen, compacted, told to hand over, mostly the leading: the same."""
     need_client(client)
     await play_and_judge(members, fleet, seed, 10, client)
+
+
+PLAYS_OVER_TLS = list(zip(SEEDS_OVER_TLS, SECURE_SPEAKERS, strict=True))
+
+
+@pytest.mark.etcd
+@pytest.mark.soak
+@pytest.mark.parametrize(("seed", "speaker"), PLAYS_OVER_TLS, indirect=["speaker"])
+async def test_one_server_over_tls_killed_frozen_and_compacted(
+    own_etcd: EtcdServer, fleet: str, seed: int, speaker: str
+) -> None:
+    """The same with certificates, asked of everybody by a server that knows its users."""
+    await play_and_judge([own_etcd], fleet, seed, 8, speaker)
+
+
+@pytest.mark.etcd
+@pytest.mark.soak
+@pytest.mark.parametrize(("seed", "speaker"), PLAYS_OVER_TLS, indirect=["speaker"])
+async def test_a_cluster_over_tls_whose_leaders_are_hurt(
+    members: list[EtcdServer], fleet: str, seed: int, speaker: str
+) -> None:
+    """The same of a cluster whose members, too, know each other by certificates."""
+    await play_and_judge(members, fleet, seed, 10, speaker)
 
 
 @pytest.mark.etcd

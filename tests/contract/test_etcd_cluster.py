@@ -21,6 +21,7 @@ from controlplane.eventlog.store import Put, Store
 from statemachine.codec import encode_recorded
 from statemachine.events import Recorded
 from statemachine.ids import Position
+from tests.contract.conftest import hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,17 +30,16 @@ if TYPE_CHECKING:
     from controlplane.eventlog import Leadership
     from tests.contract.conftest import Facts
 
-pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.usefixtures("client")]
+pytestmark = [pytest.mark.etcd, pytest.mark.slow, pytest.mark.usefixtures("speaker")]
 
 CLIENT = "thin"
-"""Set by the fixture `client` to each in turn."""
+"""Set by the fixture `speaker` to each in turn."""
 
 
 @pytest_asyncio.fixture
 async def clustered(members: list[EtcdServer]) -> AsyncIterator[Store]:
     """A store that knows all three members."""
-    hosts = ",".join(server.url.removeprefix("http://") for server in members)
-    store = await open_store(f"http://{hosts}", client=CLIENT)
+    store = await open_store(f"http://{hosts_of(*members)}", client=CLIENT)
     yield store
     await store.aclose()
 

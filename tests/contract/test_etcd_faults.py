@@ -26,6 +26,7 @@ from controlplane.eventlog.store import Put, Store, prefix_end
 from statemachine.codec import encode_recorded
 from statemachine.events import Recorded
 from statemachine.ids import JobId, NodeId, Position
+from tests.contract.conftest import certificates_of, hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     from controlplane.eventlog import Leadership
     from tests.contract.conftest import Facts
 
-pytestmark = [pytest.mark.etcd, pytest.mark.usefixtures("client")]
+pytestmark = [pytest.mark.etcd, pytest.mark.usefixtures("speaker")]
 
 CLIENT = "thin"
-"""Set by the fixture `client` to each in turn."""
+"""Set by the fixture `speaker` to each in turn."""
 
 N0, J0 = NodeId("n0"), JobId("j0")
 
@@ -127,12 +128,18 @@ async def test_a_node_outlives_its_server(own_etcd: EtcdServer, fact: Facts) -> 
         assert [item.incarnation for item in await log.nodes()] == [1]
 
 
-async def test_a_frozen_server_is_noticed(own_etcd: EtcdServer) -> None:
-    """Calls to a frozen server end within their budget, and its watch within nine seconds."""
+async def test_a_frozen_server_is_noticed(own_etcd: EtcdServer, fact: Facts) -> None:
+    """Calls to a frozen server end within their budget, its watch within nine seconds, and who
+    follows the log goes on where it was once the server thaws.
+    """
     async with opened(own_etcd) as store:
+        log = EventLog(store, "f0")
+        leadership = await log.campaign("c0", 120)
+        await append_one(leadership, fact)
         await store.txn((), (Put(b"a", b""),))
-        async with store.watch(b"a", b"", 1) as batches:
+        async with store.watch(b"a", b"", 1) as batches, log.follow() as entries:
             await anext(batches)
+            seen = [(await anext(entries)).position]
             own_etcd.pause()
             began = anyio.current_time()
             with anyio.fail_after(3), pytest.raises(OutcomeUnknown):
@@ -141,11 +148,16 @@ async def test_a_frozen_server_is_noticed(own_etcd: EtcdServer) -> None:
             with anyio.fail_after(12), pytest.raises(Exception, match="etcd at"):
                 await anext(batches)
             watch_s = anyio.current_time() - began
-        own_etcd.resume()
+            own_etcd.resume()
+            with anyio.fail_after(15):
+                await append_through(leadership, fact, 3)
+                while len(seen) < 3:
+                    seen.append((await anext(entries)).position)
 
     print(f"frozen server: write told after {write_s:.2f} s, watch after {watch_s:.2f} s")
     assert write_s < 1.5
     assert watch_s < 10
+    assert seen == [1, 2, 3]
 
 
 async def test_a_view_outlives_a_freeze(own_etcd: EtcdServer) -> None:
@@ -173,9 +185,14 @@ async def fill(store: Store) -> None:
         await store.txn((), (Put(b"k%03d" % number, bytes(256 * 1024)),))
 
 
-async def test_a_full_store_has_a_name(etcd_binary: EtcdBinary, tmp_path: Path) -> None:
+async def test_a_full_store_has_a_name(
+    request: pytest.FixtureRequest, etcd_binary: EtcdBinary, tmp_path: Path
+) -> None:
     """A server over its quota answers NoSpace to writes and leases, and still reads and deletes."""
-    server = EtcdServer(etcd_binary, tmp_path, quota_bytes=2 * 1024 * 1024, durable=False)
+    folder, quota = certificates_of(request), 2 * 1024 * 1024
+    server = EtcdServer(
+        etcd_binary, tmp_path, quota_bytes=quota, certificates=folder, durable=False
+    )
     async with server, opened(server) as store:
         with anyio.fail_after(20), pytest.raises(NoSpace):
             await fill(store)
@@ -198,9 +215,9 @@ async def test_nobody_there_is_one_line() -> None:
 
 async def test_a_dead_endpoint_does_not_hide_a_live_one(own_etcd: EtcdServer) -> None:
     """With several endpoints named, one that answers is enough."""
-    live = own_etcd.url.removeprefix("http://")
+    url = f"http://127.0.0.1:{free_port()},{hosts_of(own_etcd)}"
 
-    store = await open_store(f"http://127.0.0.1:{free_port()},{live}", client=CLIENT)
+    store = await open_store(url, client=CLIENT)
 
     assert (await store.txn((), (Put(b"a", b""),))).succeeded
     await store.aclose()

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from controlplane.etcd_server import EtcdServer
     from controlplane.eventlog import Leadership
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.usefixtures("client")]
+
+CLIENT = "thin"
+"""Set by the fixture `client` to each in turn: that of the process which sleeps."""
 
 ROOT = Path(__file__).parents[2]
 N0 = NodeId("n0")
@@ -46,7 +49,8 @@ async def log(etcd: EtcdServer, fleet: str) -> AsyncIterator[EventLog]:
 @contextmanager
 def child(etcd: EtcdServer, fleet: str, kind: str) -> Iterator[subprocess.Popen[str]]:
     """A process that writes."""
-    command = [sys.executable, "-m", "tests.contract.paused_child", etcd.url, fleet, kind]
+    told = [etcd.url, fleet, kind, CLIENT]
+    command = [sys.executable, "-m", "tests.contract.paused_child", *told]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         yield process
