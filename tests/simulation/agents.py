@@ -109,6 +109,7 @@ class ScriptedProcess:
         self.channel = self
         self.pid = 1000 + worker.port
         self.exit: Exit | None = None
+        self.reached = -1
         self._ended = anyio.Event()
         self._says: list[m.FromWorker] = []
         self._wake = anyio.Event()
