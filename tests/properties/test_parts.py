@@ -49,7 +49,7 @@ def gist(state: FleetState) -> dict[JobId, object]:
         if pending is None:
             return None
         plan = replace(pending.plan, evidence=(), parts=0, implied=False)
-        committed = pending.committed and replace(pending.committed, parts=0)
+        committed = pending.committed and replace(pending.committed, parts=0, evidence=())
         return plan, committed, sorted(pending.members), pending.gone, pending.phase
 
     return {
