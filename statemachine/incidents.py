@@ -119,6 +119,8 @@ class _Account(Struct, kw_only=True):
     """How long a leaver took to hand its state over."""
     bytes_received: int = 0
     resumed: _Resumed | None = None
+    last: e.Recorded | None = None
+    """Who answered last in the present phase."""
     finished: bool = False
     replaced: bool = False
     aborted: bool = False
@@ -230,7 +232,7 @@ class Telling(Struct, kw_only=True):
         event: Any = recorded.event
         kind = type(event)
         if kind in _PROGRESS:
-            self._progress(kind, recorded.at_ms, event)
+            self._progress(kind, recorded, event)
         elif kind in _SAID:
             self._heard(recorded)
         self.state = evolve(self.state, recorded)
@@ -292,19 +294,34 @@ class Telling(Struct, kw_only=True):
         )
         self.accounts[(plan.job, plan.transition)] = account
 
-    def _progress(self, kind: type, at_ms: int, event: Any) -> None:
+    def last_answer(
+        self, job: JobId, transition: TransitionId, *, take: bool = False
+    ) -> e.Recorded | None:
+        """Who answered last in the present phase of a transition; with `take` it counts no more."""
+        account = self.accounts.get((job, transition))
+        if account is None:
+            return None
+        last = account.last
+        if take:
+            account.last = None
+        return last
+
+    def _progress(self, kind: type, recorded: e.Recorded, event: Any) -> None:
         account = self.accounts.get((event.job, event.transition))
         if account is None:
             return
         # `match` asks case by case, and a log has a thousand answers for one plan
         if kind is e.TransitionPrepared:
-            account.prepare(at_ms, event)
+            account.last = recorded
+            account.prepare(recorded.at_ms, event)
         elif kind is e.StepResumed:
+            account.last = recorded
             account.resume(event)
         elif kind is e.TransitionApplied:
+            account.last = recorded
             account.apply(event)
         elif kind is e.TransitionCommitted:
-            account.committed = (at_ms, event)
+            account.committed = (recorded.at_ms, event)
         elif kind is e.TransitionFinished:
             account.finished = True
         else:

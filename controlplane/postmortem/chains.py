@@ -8,13 +8,14 @@ is what was waited for.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
 from controlplane.lines import words_of
 from statemachine import events as e
 from statemachine.ids import JobId, NodeId, Position, TransitionId
+from statemachine.incidents import Telling
 
 CHAIN_MAX: Final = 24
 """Links of one chain; evidence beyond that is left out, the oldest first."""
@@ -35,14 +36,12 @@ LINKS: Final = frozenset(
         e.FaultInjected,
         e.ChangesDrafted,
         e.TransitionPlanned,
-        e.TransitionPrepared,
         e.TransitionCommitted,
-        e.TransitionApplied,
         e.TransitionFinished,
         e.TransitionAborted,
-        e.StepResumed,
     }
 )
+"""Types of what a chain is made of; the answers of members, most of a log, are asked for."""
 
 
 _ABOUT: Final = (
@@ -53,10 +52,6 @@ _ABOUT: Final = (
     e.QuarantineRequested,
 )
 """What is said of a node before anything follows from it."""
-
-
-_ANSWERS: Final = frozenset({e.TransitionPrepared, e.TransitionApplied, e.StepResumed})
-"""What members say: most of a log, so it is looked up and not matched."""
 
 
 class Link(Struct, frozen=True):
@@ -72,30 +67,27 @@ _Key = tuple[JobId, TransitionId]
 
 
 class Chains:
-    """Hears a log once. What it keeps grows with incidents and their evidence."""
+    """Hears a log once, each entry before `telling` does, which knows who answered last. What it
+    keeps grows with incidents and their evidence.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, telling: Telling) -> None:
+        self._telling = telling
         self._seen: dict[Position, tuple[Link, tuple[Position, ...]]] = {}
         self._about: dict[NodeId, Position] = {}
         self._chains: dict[_Key, list[Link]] = {}
-        self._last: dict[_Key, e.Recorded] = {}
         self._drafted: dict[_Key, list[NodeId]] = {}
         """Who leaves by the parts of a plan that is not said yet."""
 
     def of(self, job: JobId, transition: TransitionId) -> tuple[Link, ...]:
         """The chain of one transition."""
         links = list(self._chains.get((job, transition), ()))
-        last = self._last.get((job, transition))
+        last = self._telling.last_answer(job, transition)
         return tuple([*links, _link(last)] if last is not None else links)
 
     def hear(self, recorded: e.Recorded) -> None:
         """Take in one entry whose type is among `LINKS`; the others are no links."""
-        event: Any = recorded.event
-        if type(event) in _ANSWERS:
-            key = (event.job, event.transition)
-            if key in self._chains:
-                self._last[key] = recorded
-            return
+        event = recorded.event
         match event:
             case e.ChangesDrafted():
                 drafted = self._drafted.setdefault((event.job, event.transition), [])
@@ -106,7 +98,7 @@ class Chains:
             case e.TransitionCommitted() | e.TransitionFinished() | e.TransitionAborted():
                 chain = self._chains.get((event.job, event.transition))
                 if chain is not None:
-                    waited = self._last.pop((event.job, event.transition), None)
+                    waited = self._telling.last_answer(event.job, event.transition, take=True)
                     chain += [_link(waited)] if waited is not None else []
                     chain.append(_link(recorded))
             case _:

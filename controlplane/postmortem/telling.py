@@ -48,7 +48,8 @@ def tell(
     Raises:
         UsageError: the file cannot be read.
     """
-    ledger, kinds, chains = Ledger(), defaultdict[type, int](int), Chains()
+    ledger, kinds = Ledger(), defaultdict[type, int](int)
+    chains = Chains(ledger.telling)
     links, hear, follow = LINKS, ledger.hear, chains.hear
     for recorded in checked(log):
         kind = type(recorded.event)
