@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from controlplane.hooks.rendering import render, values_of
 from statemachine import events as e
 from statemachine.ids import Incarnation, NodeId, Position
 
+ROOT = Path(__file__).parents[4]
 GOOD: dict[str, Any] = {"name": "pager", "on": ["NodeLost"], "url": "https://example.org/hook"}
 
 
@@ -74,8 +76,36 @@ def test_a_heartbeat_needs_an_address_and_a_period() -> None:
         heartbeat_of({"url": "https://example.org", "every_s": 0}, "f", {})
 
 
+GUIDE = (ROOT / "docs" / "operate" / "hooks.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split()[0])
+def test_every_block_of_the_guide_is_taken_as_it_stands(block: str, tmp_path: Path) -> None:
+    """What docs/operate/hooks.md prints goes into a settings file, and all of it is understood."""
+    target = tmp_path / "c.toml"
+    target.write_text(block)
+    environment = dict.fromkeys(re.findall(r'_env = "(\w+)"', block), "https://example.org/secret")
+
+    found = load_settings({}, environment, target)
+
+    tables = set(re.findall(r"^\[+(\w+)\]", block, re.MULTILINE))
+    assert tables
+    assert all(getattr(found, name) for name in tables)
+    for hook in found.hooks:
+        entry = e.Recorded(
+            position=Position(7),
+            at_ms=1,
+            writer="c0",
+            event=e.NodeQuarantined(node=NodeId("n1"), incarnation=Incarnation(1), reason="slow"),
+        )
+        values = values_of("lab", entry)
+        told = [render(text, values) for text in (hook.body, hook.key, *hook.exec) if text]
+        assert "{{" not in "".join(told)
+
+
 def test_a_settings_file_holds_hooks_beside_the_rest(tmp_path: Path) -> None:
-    """As documented in docs/operate/hooks.md."""
+    """Hooks, heartbeat and scheduler stand beside the fleet's name."""
     target = tmp_path / "c.toml"
     target.write_text(
         '[fleet]\nname = "lab"\n[[hooks]]\nname = "pager"\non = ["NodeLost"]\n'
