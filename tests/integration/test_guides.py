@@ -246,9 +246,7 @@ def test_a_few_machines_run_the_loop_of_the_guide(
     reader.run(". .venv/bin/activate")
     agents: dict[str, subprocess.Popen[str]] = {}
     for number, line in enumerate(few):
-        ours = line
-        for theirs, mine in here.items():
-            ours = ours.replace(theirs, mine)
+        ours = moved(line, here)
         if "controller" in ours:
             reader.start(ours, "controller")
             until(lambda: "LeaderElected" in reader.said("controller"), "a leader")
@@ -344,6 +342,52 @@ def test_the_guide_to_embedding(reader: Reader, own_etcd: EtcdServer) -> None:
     )
     assert done.returncode == 2, "a name that is not installed is refused when settings are read"
     assert "plugins" in done.stderr
+
+
+def test_the_guide_to_security(reader: Reader, tmp_path: Path) -> None:
+    """Certificates, an etcd that asks for them, users; each process shows its own and may its part."""
+    reader.run(". .venv/bin/activate")
+    reader.environment["PATH"] += f"{os.pathsep}{reader.folder / '.venv' / 'etcd' / 'bin'}"
+    port, peers = free_port(), free_port()
+    set_up, processes = (block.replace("\\\n", " ").splitlines() for block in blocks(SECURITY))
+    here = {"etcd.example:2379": f"localhost:{port}", "0.0.0.0:2379": f"127.0.0.1:{port}"}
+    private = f"--data-dir {tmp_path} --listen-peer-urls http://127.0.0.1:{peers}"
+    for line in set_up[1:]:  # the environment of the clone has what the first would install
+        ours = moved(line.partition(" #")[0], here | {"etcd.example": "localhost"})
+        if ours.startswith("etcd "):
+            reader.start(f"{ours} {private}", "etcd")
+            until(lambda: "ready to serve client" in reader.said("etcd"), "etcd")
+        else:
+            reader.run(ours)
+
+    (somebody := Reader(reader.folder / "pki")).environment = dict(reader.environment)
+    try:
+        controller, _, operator = (moved(line, here) for line in processes)
+        somebody.start(f"{controller} --fleet lab", "controller")
+        until(lambda: "LeaderElected" in somebody.said("controller"), "a leader")
+        somebody.run(operator)
+        somebody.environment |= {
+            "CHANGEOVER_ETCD": f"https://localhost:{port}",
+            "CHANGEOVER_FLEET": "lab",
+        }
+        assert "paused by" in somebody.run("changeover pause --as ann && changeover doctor || true")
+        assert status_of(somebody)["paused_by"] == "ann"
+        node = {"CERT": "node-n0.pem", "KEY": "node-n0.key"}
+        somebody.environment |= {f"CHANGEOVER_ETCD_{name}": file for name, file in node.items()}
+        refused = somebody.run("changeover resume 2>&1 || true")
+        assert "permission denied" in refused
+    finally:
+        somebody.close()
+
+
+SECURITY = "docs/operate/security.md"
+
+
+def moved(line: str, here: dict[str, str]) -> str:
+    """A command with the addresses of this machine."""
+    for theirs, ours in here.items():
+        line = line.replace(theirs, ours)
+    return line
 
 
 @pytest.mark.parametrize("layout", ["--nodes 3 --standbys 1", "--layout pp=3,dp=2"])
