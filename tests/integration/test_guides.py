@@ -345,7 +345,7 @@ def test_the_guide_to_embedding(reader: Reader, own_etcd: EtcdServer) -> None:
 
 
 def test_the_guide_to_security(reader: Reader, tmp_path: Path) -> None:
-    """Certificates, an etcd that asks for them, users; each process shows its own and may its part."""
+    """Certificates, an etcd that asks for them, users; each process may its part and no more."""
     reader.run(". .venv/bin/activate")
     reader.environment["PATH"] += f"{os.pathsep}{reader.folder / '.venv' / 'etcd' / 'bin'}"
     port, peers = free_port(), free_port()
