@@ -129,7 +129,7 @@ class _Account(Struct, kw_only=True):
         """Take in one acknowledgement of phase one."""
         if self.prepared_at_ms is None or at_ms > self.prepared_at_ms:
             self.prepared_at_ms = at_ms
-        if event.quiesce_ms > self.quiesce_ms:  # noqa: PLR1730
+        if event.quiesce_ms > self.quiesce_ms:  # noqa: PLR1730  (see _PROGRESS)
             self.quiesce_ms = event.quiesce_ms
         report = event.report
         if report is not None and report.has_state:
@@ -160,13 +160,13 @@ class _Account(Struct, kw_only=True):
                 gap_ms=gap_ms,
             )
             return
-        if event.step < so_far.step:  # noqa: PLR1730
+        if event.step < so_far.step:  # noqa: PLR1730  (see _PROGRESS)
             so_far.step = event.step
-        if event.step_ms < so_far.step_ms:  # noqa: PLR1730
+        if event.step_ms < so_far.step_ms:  # noqa: PLR1730  (see _PROGRESS)
             so_far.step_ms = event.step_ms
-        if event.committed_at_ms > so_far.committed_at_ms:  # noqa: PLR1730
+        if event.committed_at_ms > so_far.committed_at_ms:  # noqa: PLR1730  (see _PROGRESS)
             so_far.committed_at_ms = event.committed_at_ms
-        if gap_ms > so_far.gap_ms:  # noqa: PLR1730
+        if gap_ms > so_far.gap_ms:  # noqa: PLR1730  (see _PROGRESS)
             so_far.gap_ms = gap_ms
 
 
