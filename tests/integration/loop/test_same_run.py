@@ -20,8 +20,8 @@ Launch = Callable[..., Awaitable[Any]]
 
 SCRIPT = Path(__file__).with_name("train_whole.py")
 STEPS = 120
-COPY, SAVE = 4, 24
-SLOW = ["--slow-ms", "20"]
+COPY, SAVE = 8, 24
+SLOW = ["--slow-ms", "30"]
 OWN = ["--own", "--copy", str(COPY), "--checkpoint", str(SAVE)]
 KEPT = {"model", "optimizer", "data", "schedule", "scaler", "extra", "skipped"}
 
@@ -113,7 +113,7 @@ async def test_everything_comes_from_a_buddy_and_from_the_disk(launch: Launch) -
     assert committed.resume_step % COPY == 0
     assert 0 < committed.repeats <= 3 * COPY, "no more than the newest copies are lost"
 
-    await fleet.until("steps on", lambda: last_step(fleet, "n0") > SAVE + 4 * COPY, 60.0)
+    await fleet.until("steps on", lambda: last_step(fleet, "n0") > SAVE + 5 * COPY, 60.0)
     committed = await lose(fleet, [fleet.holder(1), "n2"])
     assert "slot 1: the disk" in committed.reason, committed
     assert committed.resume_step % SAVE == 0
