@@ -364,8 +364,8 @@ def test_what_nobody_of_ours_wrote_ends_nothing(
         await launched(fleet)
         keys, one = fleet.log._keys, fleet.incarnation("n0")
         before = [fleet.nodes[name].process for name in sorted(fleet.nodes)]
-        spans = (keys.log_all, keys.inbox_all, keys.nodes_all, keys.vitals_all, keys.desired_all)
-        spans = (*spans, keys.orders_all, keys.snapshots_all)
+        spans = [keys.log_all, keys.inbox_all, keys.nodes_all, keys.vitals_all, keys.desired_all]
+        spans += [keys.orders_all, keys.snapshots_all]
         foreign = [(start + name, b"?") for start, _ in spans for name in (b"\xff", b"x/y/z")]
         ours = [keys.desired(JOB), keys.orders(NodeId("n0")), keys.vitals(NodeId("n0"), one)]
         for key, value in [*foreign, *((key, b"\xff\x00 no JSON") for key in ours)]:

@@ -64,7 +64,9 @@ def fleet(**changes: Worsen) -> FleetState:
     nodes = state.nodes.insert(HOLDER, replace(state.nodes[HOLDER], labels=HERE))
     for name in map(NodeId, STANDBYS):
         node = replace(nodes[name], labels=HERE, promotions=0, blocked=0)
-        nodes = nodes.insert(name, changes.get(name, lambda same: same)(node))
+        if name in changes:
+            node = changes[name](node)
+        nodes = nodes.insert(name, node)
     assert sorted(state.pool) == list(STANDBYS)
     return replace(state, nodes=nodes)
 
