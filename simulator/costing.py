@@ -124,7 +124,7 @@ def _acts_at(state: FleetState, now_ms: int, policy: Policy, *, plans: bool) -> 
 def _waits_ms(policy: Policy) -> int:
     """All times of a policy after each other: nothing that it waits for by itself is later."""
     times_s = [getattr(policy, n) for n in policy.__struct_fields__ if n.endswith(("_s", "_s_max"))]
-    return round(1000 * sum(times_s))
+    return int(1000 * sum(times_s))
 
 
 def _acted_at(log: Sequence[e.Recorded], state: FleetState, names: set[str]) -> int | None:

@@ -35,7 +35,8 @@ class Quarantine:
         self.world = world
         self.maintained: set[int] = set()
         """Machines that leave for maintenance."""
-        self._watched: dict[int, float] = {}
+        self._watched: dict[int, tuple[int, float]] = {}
+        """Machine -> life and severity that the monitor has an eye on."""
         self._fits: dict[tuple[int, str], bool] = {}
 
     # --- truth --------------------------------------------------------------------------------
@@ -79,9 +80,11 @@ class Quarantine:
         if not world.monitor:
             return
         severity = world.plant.machine(number).severity
-        if self._watched.get(number, 0.0) >= severity:
+        life = world.plant.incarnation(number)
+        before = self._watched.get(number)
+        if before is not None and before[0] == life and before[1] >= severity:
             return
-        self._watched[number] = severity
+        self._watched[number] = (life, severity)
         scenario = world.scenario
         seen = watch(
             severity,
@@ -94,19 +97,21 @@ class Quarantine:
         if seen.verdict is None:
             return
         delay_s = seen.windows * scenario.guard.window_s
-        accuse = partial(self._accuse, number, severity, seen.verdict)
+        accuse = partial(self._accuse, number, life, severity, seen.verdict)
         world.agenda.after(delay_s, partial(world.between_transitions, accuse))
 
-    def _accuse(self, number: int, severity: float, verdict: e.VerdictIssued) -> None:
+    def _accuse(self, number: int, life: int, severity: float, verdict: e.VerdictIssued) -> None:
         """Issue a verdict, and confirm it for as long as nothing comes of it."""
         world = self.world
+        if world.plant.incarnation(number) != life:
+            return  # whoever began anew is watched anew
         slow = world.plant.machine(number).severity == severity
         if not slow or not world.plant.is_whole(number) or not world.is_active(number):
             self._watched.pop(number, None)
             return
         self._issue(number, verdict)
         renew_s = world.core.state.policy.detector.verdict_ttl_s / 2
-        again = partial(self._accuse, number, severity, verdict)
+        again = partial(self._accuse, number, life, severity, verdict)
         world.agenda.after(renew_s, partial(world.between_transitions, again))
 
     def _issue(self, number: int, verdict: e.VerdictIssued) -> None:

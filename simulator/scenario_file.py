@@ -233,7 +233,7 @@ def policy_for(scenario: s.Scenario, source: str = "scenario") -> Policy:
         "retry_cooldown_s": 30.0,
         # State that nobody holds and nobody saved is begun anew; a mere want of machines waits.
         "on_loss": ("standby", "cold", "wait", "restart"),
-        "loss_wait_s": 86_400.0,
+        "loss_wait_s": 10 * scenario.horizon_s,
         "sweep": {"deadline_s": 2 * sweep_s, "partner_needed": scenario.guard.pair},
     }
     given = dict(scenario.policy)

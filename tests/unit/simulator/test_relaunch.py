@@ -130,6 +130,25 @@ def test_a_launch_waits_for_the_machine_it_lacks(alone: Scenario) -> None:
     assert found.meter.state == "running"
 
 
+def test_whoever_began_anew_is_watched_anew(alone: Scenario) -> None:
+    """A slow machine that may not be swapped out is accused once per renewal, before and after its
+    agent was fenced by a launch anew.
+    """
+    kept: list[e.Recorded] = []
+    held = replace(alone, policy={"harmful_nodes_max": 0, "harmful_share_max": 0.0})
+    faults = (Fault(100.0, Kind.GREY, 3, severity=1.4), loss(EARLY, 1))
+    trace = Trace(faults, frozenset(), {})
+    World(held, STRATEGIES["standby-swap-monitor"], trace, keep=kept.append).run()
+    at_s = [
+        entry.at_ms / 1000 - 1_700_000_000
+        for entry in kept
+        if isinstance(entry.event, e.VerdictIssued) and entry.event.node == "n000003"
+    ]
+
+    assert sum(at < EARLY for at in at_s) == 1
+    assert sum(5000 <= at < 9500 for at in at_s) == 10  # every 450 s
+
+
 @pytest.mark.parametrize(
     ("at_s", "lost", "said"),
     [(EARLY, 8, "restart from the last checkpoint"), (LATE, 1, "load the checkpoint of step 399")],
