@@ -60,6 +60,10 @@ WINDOW_VARIABLE = "CHANGEOVER_WINDOW_S"
 """Environment variable: length of a window of vitals in seconds (30 unless set)."""
 
 
+SWITCH_S = 0.0005
+"""How long a thread may keep the interpreter from another. Threads that give state or link take it
+in the middle of steps, and a step asks for it back after each of its hundreds of operations."""
+
 R = TypeVar("R")
 
 
@@ -77,6 +81,7 @@ def join(channel: Channel | None = None, *, groups: str | None = None) -> "Run":
         NotUnderAgent: no agent started this process.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    sys.setswitchinterval(SWITCH_S)
     make_backend = chosen(groups)
     channel = channel if channel is not None else WorkerChannel.from_environment()
     first = channel.receive()
