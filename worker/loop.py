@@ -61,8 +61,7 @@ WINDOW_VARIABLE = "CHANGEOVER_WINDOW_S"
 
 
 SWITCH_S = 0.0005
-"""How long a thread may keep the interpreter from another. Threads that give state or link take it
-in the middle of steps, and a step asks for it back after each of its hundreds of operations."""
+"""How long a thread may keep the interpreter from a step, whose every operation asks for it."""
 
 R = TypeVar("R")
 
