@@ -123,7 +123,8 @@ def _acts_at(state: FleetState, now_ms: int, policy: Policy, *, plans: bool) -> 
 
 def _waits_ms(policy: Policy) -> int:
     """All times of a policy after each other: nothing that it waits for by itself is later."""
-    times_s = [getattr(policy, n) for n in policy.__struct_fields__ if n.endswith(("_s", "_s_max"))]
+    names = [name for name in policy.__struct_fields__ if name.endswith(("_s", "_s_max"))]
+    times_s = [float(getattr(policy, name)) for name in names]
     return int(1000 * sum(times_s))
 
 
