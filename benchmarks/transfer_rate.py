@@ -1,11 +1,12 @@
 """State transfer against the raw socket: what sealing, chunking and proving cost.
 
-Two processes on loopback, three ways in turn, many rounds, medians and ratios from the same run:
+Processes on loopback, each way in turn, many rounds, medians and ratios from the same run:
 
-raw      `sendall` of the whole buffer in 1 MiB spans, `recv_into` memory that exists already
-ours     `TransferServer.offer` and `fetch` into memory that exists already (set-up included)
-striped  `fetch` from two sources at once
-torchft  its HTTP transport, in one piece and in eight (with --rivals, where its environment is)
+raw       `sendall` of the whole buffer in 1 MiB spans, `recv_into` memory that exists already (TCP)
+network   `TransferServer.offer` and `fetch` over TCP into memory that exists already (set-up
+          included), as between machines; network2 from two sources at once
+ours      the same as it goes between processes of one machine; striped from two sources
+torchft   its HTTP transport, in one piece and in eight (with --rivals, where its environment is)
 
 The sending side is a process of its own for each source. On a machine with other work the median
 says how busy it was; `best` is the fastest round, and `cpu` is processor time per GiB, sending and
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,6 +42,8 @@ from worker.transfer import (
 SECRET = bytes(range(32))
 JOINER = Party("joiner", 1)
 SPAN = 1 << 20
+ALL_RIVALS_MIB = 512
+"""Above, one of torchft's variants runs: each holds three copies of the state."""
 
 
 def image_of(nbytes: int) -> StateImage:
@@ -126,12 +130,12 @@ def raw_s(peer: Peer, into: StateImage, number: int) -> float:
         return time.perf_counter() - started
 
 
-def ours_s(peers: list[Peer], into: StateImage, number: int) -> float:
+def ours_s(peers: list[Peer], into: StateImage, number: int, *, locally: bool) -> float:
     """Seconds for a sealed transfer from one or several sources."""
     for peer in peers:
         peer.tell("ours", number)
     report = fetch(
-        [peer.source for peer in peers],
+        [replace(peer.source, locally=locally) for peer in peers],
         secret=SECRET,
         job="bench",
         transition=number,
@@ -172,6 +176,11 @@ class Torchft:
         self.child.communicate()
 
 
+def sealed(peers: list[Peer], into: StateImage, place: int, locally: bool, number: int) -> float:
+    """One of our ways; each has transfers of its own numbers."""
+    return ours_s(peers, into, 4 * number + place, locally=locally)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="State transfer against the raw socket.")
     parser.add_argument("--rivals", type=Path, help="folder of the rivals' environments")
@@ -200,11 +209,19 @@ def measure(mib: int, rounds: int, python: str | None, *, as_json: bool) -> None
     peers = [Peer(nbytes, "one"), Peer(nbytes, "two")]
     ways: dict[str, tuple[list[Peer], Callable[[int], float]]] = {
         "raw": (peers[:1], lambda number: raw_s(peers[0], into, number)),
-        "ours": (peers[:1], lambda number: ours_s(peers[:1], into, 2 * number)),
-        "striped": (peers, lambda number: ours_s(peers, into, 2 * number + 1)),
     }
-    chunks = (0, 8) if python is not None else ()
+    for place, (name, used, locally) in enumerate(
+        [
+            ("network", peers[:1], False),
+            ("network2", peers, False),
+            ("ours", peers[:1], True),
+            ("striped", peers, True),
+        ]
+    ):
+        ways[name] = (used, partial(sealed, used, into, place, locally))
+    chunks = (0, 8) if mib <= ALL_RIVALS_MIB else (0,)
     rivals = {f"torchft{n or ''}": Torchft(python, nbytes, n) for n in chunks if python}
+    print(f"{mib} MiB: {', '.join([*ways, *rivals])}", file=sys.stderr)
     found: dict[str, list[Round]] = {way: [] for way in (*ways, *rivals)}
     for number in range(rounds):
         for way, (used, go) in ways.items():
@@ -246,7 +263,7 @@ def tell(mib: int, found: dict[str, list[Round]], *, whole: bool, as_json: bool)
     for way, row in told.items():
         median, best = row["median_gb_per_s"], row["best_gb_per_s"]
         print(
-            f"{mib:5} MiB  {way:8} median {median:5.2f} GB/s"
+            f"{mib:5} MiB  {way:9} median {median:5.2f} GB/s"
             f" ({median / told['raw']['median_gb_per_s']:4.0%} of raw)"
             f"  best {best:5.2f} ({best / told['raw']['best_gb_per_s']:4.0%})"
             f"  cpu {row['sender_cpu_s_per_gib']:.2f} + {row['receiver_cpu_s_per_gib']:.2f} s/GiB"

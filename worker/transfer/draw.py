@@ -28,11 +28,15 @@ WINDOW_CHUNKS_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one source listens, and who it must prove to be."""
+    """Where one source listens, and who it must prove to be.
+
+    `locally`: one on this machine is asked through the machine, and not through the network.
+    """
 
     host: str
     port: int
     party: Party
+    locally: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +63,18 @@ def _socket_to(source: Source) -> tuple[socket.socket, bool]:
     """A socket to talk to a source by, and whether it is connected: it is if the source is on this
     machine, where connecting waits for nobody.
     """
-    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    local.setblocking(False)
-    try:
-        local.connect(wire.local_name(source.host, source.port))
-    except OSError:
-        local.close()
-        family = socket.AF_INET6 if ":" in source.host else socket.AF_INET
-        return socket.socket(family, socket.SOCK_STREAM), False
-    local.setblocking(True)
-    return local, True
+    if source.locally:
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        local.setblocking(False)
+        try:
+            local.connect(wire.local_name(source.host, source.port))
+        except OSError:
+            local.close()
+        else:
+            local.setblocking(True)
+            return local, True
+    family = socket.AF_INET6 if ":" in source.host else socket.AF_INET
+    return socket.socket(family, socket.SOCK_STREAM), False
 
 
 class Draw:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from worker.transfer.errors import ImageRefused
 
-CHUNK_BYTES: Final = 1 << 19
+CHUNK_BYTES: Final = 1 << 20
 HEADER_BYTES_MAX: Final = 256 << 20
 ITEM_BYTES: Final[Mapping[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,

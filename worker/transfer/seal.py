@@ -39,7 +39,7 @@ class Sealer:
     def seal(self, index: int, chunk: bytes | memoryview) -> bytes:
         """The seal of `chunk` as chunk number `index`.
 
-        Raises OverflowError after 2**32 seals, which at half a MiB each is 2 PiB in one session.
+        Raises OverflowError after 2**32 seals, which at a MiB each is 4 PiB in one session.
         """
         count = next(self._counts).to_bytes(_COUNT_BYTES, "little")
         return count + self._tag(count, index, chunk)
