@@ -31,7 +31,7 @@ from controlplane.eventlog import (
 )
 from statemachine.codec import encode_event
 from statemachine.errors import EventTooLarge
-from statemachine.events import AnyEvent
+from statemachine.events import AnyEvent, TransitionApplied
 
 log = logging.getLogger("worker.agent")
 
@@ -40,6 +40,13 @@ PAUSES_S: Final = (0.02, 0.1, 0.5, 1.0)
 
 TEXT_CHARS_MAX: Final = 2_000
 """Characters that are kept of a text in a fact that would be too large for an event."""
+
+UNHURRIED: Final = (TransitionApplied,)
+"""Facts that come when a loss is answered and every rank is busy with its first step: whatever is
+done about them would be done on the same processors, and only the record waits for it."""
+
+UNHURRIED_S: Final = 0.05
+"""How long such a fact lets others go first, in seconds."""
 
 VITALS_BUDGET_S: Final = 2.0
 """Seconds after which a window of vitals that could not be put is given up."""
@@ -116,6 +123,7 @@ class FactQueue:
                 self._empty.set()
                 self._wake = anyio.Event()
                 await self._wake.wait()
+            await self._let_others_go_first()
             event, at_ms = self._waiting[0]
             try:
                 await self._session.submit(event, at_ms)
@@ -127,6 +135,14 @@ class FactQueue:
             log.info("stated %s (%d)", type(event).__name__, self._session.counter)
             tries = 0
             self._waiting.popleft()
+
+    async def _let_others_go_first(self) -> None:
+        """Give way, for a moment, if all that waits is something that nobody waits for."""
+        if len(self._waiting) > 1 or not isinstance(self._waiting[0][0], UNHURRIED):
+            return
+        self._wake = anyio.Event()
+        with anyio.move_on_after(UNHURRIED_S):
+            await self._wake.wait()
 
     def _report(self, tries: int, error: EventLogError) -> None:
         if tries == len(PAUSES_S) - 1:  # an outage, not a hiccup; said once

@@ -22,7 +22,7 @@ import psutil
 from controlplane.localfleet.children import tethered
 
 BENCHMARKS = Path(__file__).parents[1]
-LOOK_S = 0.02
+LOOK_S = 0.05
 """Pause between two looks: what is timed is in the notes, and looking costs of the same cores."""
 
 Note = dict[str, Any]

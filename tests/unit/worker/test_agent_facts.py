@@ -11,7 +11,7 @@ from controlplane.eventlog import EventLog, Fenced, NodeSession
 from controlplane.eventlog.memory import MemoryStore
 from statemachine import events as e
 from statemachine.codec import EVENT_BYTES_MAX
-from statemachine.ids import Incarnation, JobId, NodeId, SweepId
+from statemachine.ids import Epoch, Incarnation, JobId, NodeId, SweepId, TransitionId
 from worker import agent_facts
 from worker.agent_facts import FactQueue, VitalsOutlet
 
@@ -206,3 +206,35 @@ async def test_only_the_newest_vitals_wait(place: Place) -> None:
 
     assert [item.value for item in await place.log.vitals()] == [b"9"]
     assert vitals.dropped == 9
+
+
+async def test_what_nobody_waits_for_lets_others_go_first(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a transition was applied is stated with the next fact, or after a moment; in order."""
+    monkeypatch.setattr(agent_facts, "UNHURRIED_S", 60.0)
+    applied = e.TransitionApplied(
+        job=JobId("gpt"),
+        transition=TransitionId(1),
+        epoch=Epoch(1),
+        node=NODE,
+        incarnation=Incarnation(1),
+        step=3,
+    )
+    facts = FactQueue(place.session)
+    async with stating(facts):
+        facts.put(applied)
+        await anyio.wait_all_tasks_blocked()
+        assert len(await place.log.inbox()) == 0
+        facts.put(exited("1"))
+        with anyio.fail_after(5):
+            await facts.drained()
+        assert [type(i.fact().event).__name__ for i in await place.log.inbox()] == [
+            "TransitionApplied",
+            "WorkerExited",
+        ]
+        monkeypatch.setattr(agent_facts, "UNHURRIED_S", 0.001)
+        facts.put(applied)
+        with anyio.fail_after(5):
+            await facts.drained()
+    assert len(await place.log.inbox()) == 3
