@@ -101,6 +101,8 @@ async def test_every_call_ends(own_etcd: EtcdServer, monkeypatch: pytest.MonkeyP
     print({name: round(each, 2) for name, each in took_s.items()})
     assert set(took_s) == set(calls)
     assert max(took_s.values()) < 6
+    once = ("txn", "range", "grant", "keep_alive", "revoke", "compact")
+    assert max(took_s[name] for name in once) < 2, "ended by a ping, not by a deadline of its own"
 
 
 async def test_a_write_is_tried_once(store: Store, relay: Relay, root: bytes) -> None:
