@@ -122,12 +122,12 @@ async def test_a_run_on_rebuilt_groups_is_mended_as_well(
     """With torch's own gloo groups inside, a drain and a loss change no weight: groups are built
     anew in the background, and meet at a store that no rank keeps.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    rebuilt = ["--groups", f"rebuild://127.0.0.1:{store.port}"]
-    undisturbed = await launch(nodes=3, standbys=0, steps=STEPS, extra=rebuilt)
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)]
+    rebuilt = [["--groups", f"rebuild://127.0.0.1:{store.port}"] for store in stores]
+    undisturbed = await launch(nodes=3, standbys=0, steps=STEPS, extra=rebuilt[0])
     expected = await undisturbed.digest()
     await undisturbed.stop()
-    fleet = await launch(nodes=3, standbys=2, steps=STEPS, extra=[*SLOW, *rebuilt])
+    fleet = await launch(nodes=3, standbys=2, steps=STEPS, extra=[*SLOW, *rebuilt[1]])
     await fleet.until("two are warm", lambda: len(fleet.warm()) == 2 and fleet.idle())
     fleet.say(e.DrainRequested(node=NodeId("n1"), by="test"))
     await fleet.until("n1 has left", lambda: fleet.holder(1) != "n1" and fleet.idle())
