@@ -7,7 +7,7 @@ many windows of 30 s the others were. Beside it, on the same windows: the scorin
 its own threshold and at its best, a z-score, and what Guard published of itself.
 
 With `--json` one object; `--share 0.05` is a quick look. All of it is three million windows of one
-node, six minutes of a core; `--keep FILE` notes each fleet as it is done, and a run that was ended
+node, ten minutes of a core; `--keep FILE` notes each fleet as it is done, and a run that was ended
 goes on from there.
 """
 
