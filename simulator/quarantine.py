@@ -258,6 +258,6 @@ class Quarantine:
         node = self.world.core.recall(number)
         if why == "retired":
             self.world.plant.replaced(number)
-        if node is not None and (node.quarantine or node.drained_by):
+        if node is not None and (node.quarantine or node.retired or node.drained_by):
             self.world.core.submit(e.ReleaseRequested(node=node.node, by="triage", force=True))
         self.world.supply.give_back(number)

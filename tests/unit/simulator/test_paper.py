@@ -175,6 +175,17 @@ def test_each_part_of_guard_lengthens_the_time_between_failures() -> None:
     assert found[-1] > 1.5 * found[0]
 
 
+def test_a_retired_machine_is_replaced() -> None:
+    """A fleet in which sweeps miss most defects retires machines and gets new ones: in forty days
+    it does not dwindle until the job stands still.
+    """
+    world = guard.configured(guard.ROWS[2][3], 0, days=40.0)
+    retired = [node for node in world.core.aside.values() if node.retired]
+
+    assert world.totals.ettr() > 0.6
+    assert len(retired) <= 8
+
+
 def test_what_is_not_published_has_no_error() -> None:
     """A bar without a number is neither near nor off."""
     row = Figure(
