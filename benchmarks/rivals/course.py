@@ -100,8 +100,9 @@ class Course:
         return [lines for _, lines in self._read.values()]
 
     def pids_before(self, at_s: float) -> set[int]:
-        """Processes that had noted something by then."""
-        return {lines[0]["pid"] for lines in self._lines() if lines and lines[0]["at_s"] <= at_s}
+        """Processes that had noted a step by then."""
+        firsts = (next((o for o in lines if o["what"] == "step"), None) for lines in self._lines())
+        return {one["pid"] for one in firsts if one is not None and one["at_s"] <= at_s}
 
     def until(self, what: str, holds: Callable[[], Any], within_s: float) -> Any:
         """Look until something holds, and return it.
@@ -131,12 +132,15 @@ class Course:
         self.until("every member is in its stride", strides, 120.0)
 
     def _counted(self) -> dict[int, int]:
-        return {lines[0]["pid"]: len(lines) for lines in self._lines() if lines}
+        return {
+            lines[0]["pid"]: sum(one["what"] == "step" for one in lines)
+            for lines in self._lines()
+            if lines
+        }
 
     def latest(self, place: int) -> int:
         """The process that noted a step at a place last."""
-        newest = [lines[-1] for lines in self._lines() if lines]
-        held = [one for one in newest if one["place"] == place and one["what"] == "step"]
+        held = [one for one in self.notes(since_s=time.time() - 60.0) if one["place"] == place]
         return int(max(held, key=lambda one: one["at_s"])["pid"])
 
 
