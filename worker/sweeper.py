@@ -118,7 +118,7 @@ class Sweeper:
         if limit_s <= 0:
             raise RoundFailed(f"no time left for the {_listed(probes)} probe")
         budget = os.environ.get(BUDGET_VARIABLE, f"{longest_s:g}")
-        known = ("--secret-file", str(self._secret_path))
+        known: tuple[str, ...] = ("--secret-file", str(self._secret_path))
         if name != SOLO:
             known = (*known, "--share", os.environ.get(SHARE_VARIABLE, f"{SHARE_BESIDE:g}"))
         command = _command(probes, ("--budget-s", budget, "--json", *known, *arguments))

@@ -2,7 +2,9 @@
 
 import pytest
 
-from controlplane.demo.steps import JobStep, pace
+from controlplane.demo.outcome import PaceOutcome
+from controlplane.demo.steps import JobStep, Pace, pace
+from controlplane.demo.tables import pace_words
 
 
 def steps(*gaps_ms: float) -> list[JobStep]:
@@ -34,3 +36,20 @@ def test_one_pause_in_fifty_steps_is_no_variation() -> None:
 def test_too_few_steps_have_no_pace() -> None:
     """Two steps say nothing."""
     assert pace(steps(100.0, 100.0), 0, 1000) is None
+
+
+def test_what_a_grey_node_costs_is_told_beside_what_guard_published() -> None:
+    """Mean and variation before, while and after, both ratios, and how much of Guard's effect."""
+    found = PaceOutcome(
+        before=Pace(steps=40, mean_ms=100.0, variation=0.05),
+        during=Pace(steps=20, mean_ms=135.0, variation=0.1),
+        after=Pace(steps=40, mean_ms=100.0, variation=0.05),
+        slowed=1.35,
+        calmed=2.0,
+    )
+
+    assert pace_words("n2", found) == (
+        "steps around n2: before 100 ms +-5%, grey 135 ms +-10%, after 100 ms +-5%; 1.35x slower "
+        "and 2.0x as uneven while it was grey (Guard, published: 1.7x, 20x); of Guard's effect 50% "
+        "in the mean"
+    )

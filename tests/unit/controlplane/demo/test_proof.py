@@ -2,9 +2,10 @@
 
 import pytest
 
+from controlplane.demo.greys import GREYS
 from controlplane.demo.options import DemoOptions, Faults
 from controlplane.demo.outcome import ClaimOutcome, Outcome
-from controlplane.demo.plot import KILL, Hurt, Identity
+from controlplane.demo.plot import GREY, KILL, Hurt, Identity
 from controlplane.demo.proof import (
     Claim,
     Finish,
@@ -15,7 +16,7 @@ from controlplane.demo.proof import (
 )
 from controlplane.demo.steps import JobStep
 from statemachine import events as e
-from statemachine.ids import Incarnation, JobId, NodeId, Position, Slot
+from statemachine.ids import Incarnation, JobId, NodeId, Position, Slot, SweepId
 
 PLAIN = DemoOptions(faults=Faults.NONE, steps=40)
 
@@ -116,3 +117,75 @@ def test_the_cause_of_a_failure_is_one_line_each() -> None:
         ],
     )
     assert outcome.failures == ["etcd ended", "did not hold: b (c)"]
+
+
+# --- what is right to say of a grey node ------------------------------------------------------
+
+FOUND = {
+    "compute": "solo: gemm_gflops_best 70 against 100 usual: 1.43x worse",
+    "memory": "solo: memory_gbps_best 20 against 28 usual: 1.40x worse",
+    "link": "pair: link_mbps_out_best 1000 against 6000 usual; third: link_mbps_out_best 1000",
+    "input": "solo: gemm_gflops_best 100 against 100 usual: 1.00x worse",
+}
+CAUSE = {
+    "compute": "compute: it computes longer",
+    "memory": "compute",
+    "link": "communication: its links",
+    "input": "input: it waits for data",
+}
+
+
+def told(cause: str, *sweeps: tuple[e.SweepOutcome, str]) -> list[e.Recorded]:
+    """A verdict with a cause, sweeps while the node is grey, and one that passes after it was."""
+    node, one = NodeId("n2"), Incarnation(1)
+    verdict = e.VerdictIssued(
+        node=node,
+        incarnation=one,
+        verdict=e.Verdict.FAULTY,
+        reason="x",
+        detector="peers",
+        cause=cause,
+    )
+    swept = [
+        e.SweepFinished(
+            sweep=SweepId(number), node=node, incarnation=one, outcome=outcome, reason=reason
+        )
+        for number, (outcome, reason) in enumerate([*sweeps, (e.SweepOutcome.PASSED, "well")], 1)
+    ]
+    events = [verdict, *swept[:-1], e.FaultLifted(node=node, kind=GREY), swept[-1]]
+    return [
+        e.Recorded(position=Position(number), at_ms=number, writer="w", event=event)
+        for number, event in enumerate(events, 1)
+    ]
+
+
+def rightly(kind: str, log: list[e.Recorded]) -> list[bool]:
+    """Whether the cause was named, and whether the sweep decided rightly."""
+    options = DemoOptions(faults=Faults.GREY, grey_kind=kind, steps=40)
+    hurt = Hurt(GREY, NodeId("n2"), 0, {})
+    finish = Finish(39, ("a",) * 4, (1.0,) * 4)
+    claims = claims_of_run(options, log, [hurt], falling(), finish)
+    return [c.holds for c in claims if "named the cause" in c.text or "while it was grey" in c.text]
+
+
+@pytest.mark.parametrize("kind", list(GREYS))
+def test_each_kind_of_grey_has_one_right_answer(kind: str) -> None:
+    """The cause of its own kind and the sweep that finds what is slow, or nothing if nothing is;
+    what a sweep could not tell is no answer, and what it says once the fault is lifted is none.
+    """
+    right = GREYS[kind].outcome
+    wrong = next(o for o in (e.SweepOutcome.PASSED, e.SweepOutcome.FAILED) if o is not right)
+    unsure = (e.SweepOutcome.INCONCLUSIVE, "disturbed")
+
+    assert rightly(kind, told(CAUSE[kind], unsure, (right, FOUND[kind]))) == [True, True]
+    assert rightly(kind, told(CAUSE[kind], (wrong, FOUND[kind]))) == [True, False]
+    assert rightly(kind, told(CAUSE[kind], unsure)) == [True, False]
+    assert rightly(kind, told("", (right, FOUND[kind]))) == [False, True]
+
+
+def test_a_sweep_that_fails_by_something_else_has_not_found_it() -> None:
+    """A node whose links are slow did not fail rightly by its memory."""
+    assert rightly("link", told(CAUSE["link"], (e.SweepOutcome.FAILED, FOUND["memory"]))) == [
+        True,
+        False,
+    ]
