@@ -37,7 +37,7 @@ async def run_of(launch: Launch, standbys: int, extra: list[str], *, own: bool) 
 async def ended(fleet: Any) -> tuple[dict[int, dict[str, str]], Any]:
     """What everything has come to in each slot, and every loss."""
     await fleet.digests()
-    paths = [fleet.folder / f"{slot}.whole" for slot in range(3)]
+    paths = [fleet.folder / f"{fleet.holder(slot)}.whole" for slot in range(3)]
     await fleet.until("all have told", lambda: all(path.exists() for path in paths), 30.0)
     return {slot: json.loads(path.read_text()) for slot, path in enumerate(paths)}, fleet.losses()
 

@@ -10,6 +10,7 @@ import argparse
 import faulthandler
 import hashlib
 import json
+import os
 import random
 import signal
 import time
@@ -116,8 +117,59 @@ def noise() -> float:
     return float(torch.rand(()).item() + np.random.random() + random.random())  # noqa: NPY002
 
 
+class Whole:
+    """All that is registered."""
+
+    def __init__(self, run: worker.Run) -> None:
+        self.model = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 1)
+        )
+        rates = torch.optim.lr_scheduler
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        warm, cool = (
+            rates.LinearLR(self.optimizer, 0.1, total_iters=20),
+            rates.CosineAnnealingLR(self.optimizer, 60),
+        )
+        self.schedule = rates.SequentialLR(self.optimizer, [warm, cool], milestones=[20])
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=7)
+        self.samples, self.extra = Samples(run.seed, run.size("dp")), Extra(self.model)
+        run.register(
+            model=self.model,
+            optimizer=self.optimizer,
+            data=self.samples,
+            schedule=self.schedule,
+            scaler=self.scaler,
+            extra=self.extra,
+        )
+
+    def update(self, step: int) -> None:
+        """The vote of a step passed."""
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        scale = self.scaler.get_scale()
+        self.extra.after(step, self.model, scale, skipped=scale < before)
+
+    def tell(self, path: Path) -> None:
+        """Write down what everything has come to."""
+        everything = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "data": self.samples.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "extra": self.extra.state,
+        }
+        said = {name: digest_of(value) for name, value in everything.items()}
+        said["skipped"] = str(len(self.extra.state["skipped"]))
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(said))
+        draft.replace(path)
+
+
 def main() -> None:
-    """Train, and write down what everything has come to."""
+    """Train, and tell."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
@@ -131,68 +183,31 @@ def main() -> None:
     run = worker.join()
     torch.manual_seed(run.seed)
     table = torch.randn(SAMPLES, WIDTH)
-    model = nn.Sequential(
-        nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 1)
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    schedule = torch.optim.lr_scheduler.SequentialLR(
-        optimizer,
-        [
-            torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20),
-            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60),
-        ],
-        milestones=[20],
-    )
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=7)
-    samples, extra = Samples(run.seed, run.size("dp")), Extra(model)
-    run.register(
-        model=model,
-        optimizer=optimizer,
-        data=samples,
-        schedule=schedule,
-        scaler=scaler,
-        extra=extra,
-    )
+    whole = Whole(run)
     if args.checkpoint:
         memory = args.out / "memory" / run.node if args.copy else None
         folder = args.out / "checkpoints"
         run.checkpoint(folder, every=args.checkpoint, copy_every=args.copy, memory=memory)
-    ddp = DistributedDataParallel(model, process_group=run.group("dp"))
-    hurry, slot = args.out / "hurry", -1
+    ddp = DistributedDataParallel(whole.model, process_group=run.group("dp"))
+    hurry = args.out / "hurry"
     for step in run.steps(args.steps):
         slot = run.coordinate("dp")
-        x = table[samples.next(slot)]
+        x = table[whole.samples.next(slot)]
         drawn = noise()
         loss = (ddp(x).squeeze(-1) - x.sum(-1) + 0.1 * drawn).square().mean()
         # At some steps the scaled gradients overflow on one rank: all skip the update.
         overflow = float("inf") if step.index % 11 == 5 and slot == 0 else 1.0
-        scaler.scale(loss * overflow).backward()
+        whole.scaler.scale(loss * overflow).backward()
         if args.own:
-            extra.state["own"] = extra.state["own"] * 0.5 + torch.tensor([float(slot), drawn])
+            own = whole.extra.state["own"]
+            whole.extra.state["own"] = own * 0.5 + torch.tensor([float(slot), drawn])
         if args.slow_ms and not hurry.exists():
             time.sleep(args.slow_ms / 1000)
         if step.vote():
-            before = scaler.get_scale()
-            scaler.step(optimizer)
-            scaler.update()
-            schedule.step()
-            scale = scaler.get_scale()
-            extra.after(step.index, model, scale, skipped=scale < before)
-        optimizer.zero_grad()
+            whole.update(step.index)
+        whole.optimizer.zero_grad()
         step.record(loss=loss.item() + drawn)
-    everything = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "data": samples.state_dict(),
-        "schedule": schedule.state_dict(),
-        "scaler": scaler.state_dict(),
-        "extra": extra.state,
-    }
-    said = {name: digest_of(value) for name, value in everything.items()}
-    said["skipped"] = str(len(extra.state["skipped"]))
-    draft = args.out / f"{slot}.{run.node}.draft"
-    draft.write_text(json.dumps(said))
-    draft.replace(args.out / f"{slot}.whole")
+    whole.tell(args.out / f"{run.node}.whole")
 
 
 if __name__ == "__main__":
