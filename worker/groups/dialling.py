@@ -39,20 +39,19 @@ class Dialler:
             PrepareRefused: it could not be reached in time, refused, or did not prove itself.
         """
         claim = self._claim(plan, member, channel)
-        control: socket.socket | None = None
+        left_s = max(0.001, ends_at - time.monotonic())
         try:
-            control = self._dial(member, claim, ends_at)
-            return control, self._dial(member, replace(claim, role=int(Role.BULK)), ends_at)
+            control, bulk = hello.dial(
+                (member.host, member.port),
+                self._secret,
+                [claim, replace(claim, role=int(Role.BULK))],
+                left_s,
+                locally=self._locally,
+            )
         except (OSError, HelloRefused) as error:
-            if control is not None:
-                control.close()
             reason = str(error) or type(error).__name__
             raise PrepareRefused(f"{plan.name}: cannot dial: {reason}", member) from None
-
-    def _dial(self, member: Member, claim: Claim, ends_at: float) -> socket.socket:
-        left_s = max(0.001, ends_at - time.monotonic())
-        address = (member.host, member.port)
-        return hello.dial(address, self._secret, claim, left_s, locally=self._locally)
+        return control, bulk
 
     def _claim(self, plan: GroupPlan, member: Member, channel: Channel) -> Claim:
         return Claim(

@@ -19,6 +19,7 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Final
@@ -203,34 +204,49 @@ def _connect(address: tuple[str, int], deadline_s: float, *, locally: bool) -> s
 def dial(
     address: tuple[str, int],
     secret: bytes,
-    claim: Claim,
+    claims: Sequence[Claim],
     deadline_s: float,
     *,
     locally: bool = True,
-) -> socket.socket:
-    """Connect to a listener and carry out a hello, within `deadline_s` seconds.
+) -> list[socket.socket]:
+    """Connect to a listener, once for each claim, and carry out their hellos within `deadline_s`.
 
-    `locally`: prefer a socket of this machine, if the listener is on it; it proves itself alike.
+    The hellos run beside each other: each side is woken once for all of them at each message.
+    `locally`: prefer sockets of this machine, if the listener is on it; it proves itself alike.
 
     Raises:
         HelloRefused: the listener refused, or did not prove itself.
         OSError: no connection, or no answer in time (TimeoutError).
     """
     ends_at = time.monotonic() + deadline_s
-    sock = _connect(address, deadline_s, locally=locally)
+    socks: list[socket.socket] = []
     try:
-        start = _read_exactly(sock, GREETING_BYTES, ends_at)
-        if not start.startswith(MARK):
-            raise HelloRefused(f"{address[0]}:{address[1]} is not one of our listeners")
-        challenge = start[len(MARK) :]
-        message, own, raw = prove(secret, challenge, claim)
-        sock.sendall(message)
-        reply = _read_exactly(sock, ANSWER_BYTES, ends_at)
-        _check_answer(secret, challenge, own, raw, reply)
+        for _ in claims:
+            socks.append(_connect(address, ends_at - time.monotonic(), locally=locally))  # noqa: PERF401  (a failing one must not lose those before it)
+        introduced = [
+            _introduce(sock, address, secret, claim, ends_at)
+            for sock, claim in zip(socks, claims, strict=True)
+        ]
+        for sock, proven in zip(socks, introduced, strict=True):
+            _check_answer(secret, *proven, _read_exactly(sock, ANSWER_BYTES, ends_at))
     except BaseException:
-        sock.close()
+        for sock in socks:
+            sock.close()
         raise
-    return sock
+    return socks
+
+
+def _introduce(
+    sock: socket.socket, address: tuple[str, int], secret: bytes, claim: Claim, ends_at: float
+) -> tuple[bytes, bytes, bytes]:
+    """Take the listener's challenge and make the claim; both challenges and the claim as sent."""
+    start = _read_exactly(sock, GREETING_BYTES, ends_at)
+    if not start.startswith(MARK):
+        raise HelloRefused(f"{address[0]}:{address[1]} is not one of our listeners")
+    challenge = start[len(MARK) :]
+    message, own, raw = prove(secret, challenge, claim)
+    sock.sendall(message)
+    return challenge, own, raw
 
 
 def _check_answer(secret: bytes, challenge: bytes, own: bytes, raw: bytes, reply: bytes) -> None:

@@ -47,7 +47,7 @@ def door() -> Iterator[Door]:
 
 def test_who_knows_the_secret_gets_in(door: Door) -> None:
     """A proven claim reaches the listener's owner as it was made."""
-    hello.dial(door.listener.address, SECRET, CLAIM, 2.0).close()
+    hello.dial(door.listener.address, SECRET, [CLAIM], 2.0)[0].close()
 
     assert door.arrived.wait(2)
     assert door.welcomed == [CLAIM]
@@ -57,7 +57,7 @@ def test_who_knows_the_secret_gets_in(door: Door) -> None:
 def test_a_wrong_secret_is_refused_and_counted(door: Door) -> None:
     """Without the secret nothing is proven, and nothing is told."""
     with pytest.raises(HelloRefused, match="secret"):
-        hello.dial(door.listener.address, b"guessed", CLAIM, 2.0)
+        hello.dial(door.listener.address, b"guessed", [CLAIM], 2.0)
 
     assert door.listener.refused == {"bad_proof": 1}
     assert door.welcomed == []
@@ -66,7 +66,7 @@ def test_a_wrong_secret_is_refused_and_counted(door: Door) -> None:
 def test_a_claim_for_another_incarnation_is_refused_and_counted(door: Door) -> None:
     """A proven dialer that looks for somebody else is told so."""
     with pytest.raises(HelloRefused, match="wrong incarnation"):
-        hello.dial(door.listener.address, SECRET, replace(CLAIM, to_incarnation=1), 2.0)
+        hello.dial(door.listener.address, SECRET, [replace(CLAIM, to_incarnation=1)], 2.0)
 
     assert door.listener.refused == {"wrong_incarnation": 1}
 
@@ -87,7 +87,7 @@ def test_the_token_of_another_transition_opens_nothing(door: Door) -> None:
 @pytest.mark.parametrize("locally", [True, False])
 def test_a_link_goes_through_the_machine_or_the_network(door: Door, locally: bool) -> None:
     """A listener on the same machine is found there, with the same proofs, unless told not to."""
-    sock = hello.dial(door.listener.address, SECRET, CLAIM, 2.0, locally=locally)
+    (sock,) = hello.dial(door.listener.address, SECRET, [CLAIM], 2.0, locally=locally)
 
     assert sock.family == (socket.AF_UNIX if locally else socket.AF_INET)
     assert door.arrived.wait(2)
@@ -98,7 +98,7 @@ def test_a_link_goes_through_the_machine_or_the_network(door: Door, locally: boo
 def test_two_listeners_of_one_machine_have_names_of_their_own(door: Door) -> None:
     """The local name is made of the address, so a dialer reaches the very one it asked for."""
     other = Door()
-    hello.dial(other.listener.address, SECRET, CLAIM, 2.0).close()
+    hello.dial(other.listener.address, SECRET, [CLAIM], 2.0)[0].close()
     assert other.arrived.wait(2)
     other.listener.close()
     other.sockets[0].close()
@@ -137,7 +137,7 @@ def test_a_listener_that_does_not_know_the_secret_is_found_out() -> None:
     thread = threading.Thread(target=pretend)
     thread.start()
     with server, pytest.raises(HelloRefused, match="did not prove"):
-        hello.dial(server.getsockname()[:2], SECRET, CLAIM, 2.0)
+        hello.dial(server.getsockname()[:2], SECRET, [CLAIM], 2.0)
     thread.join()
 
 
@@ -146,7 +146,7 @@ def test_a_silent_dialer_keeps_nobody_waiting(door: Door) -> None:
     silent = [socket.create_connection(door.listener.address, 2) for _ in range(20)]
     for sock in silent[:10]:
         sock.sendall(b"\x10\x00half")
-    hello.dial(door.listener.address, SECRET, CLAIM, 2.0).close()
+    hello.dial(door.listener.address, SECRET, [CLAIM], 2.0)[0].close()
     for sock in silent:
         sock.close()
 
@@ -166,7 +166,7 @@ def test_oversized_and_meaningless_claims_are_refused(door: Door) -> None:
 def test_a_listener_that_never_answers_costs_the_deadline_and_no_more() -> None:
     """A hung process accepts connections in its backlog; the dialer's deadline ends that."""
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(TimeoutError):
-        hello.dial(server.getsockname()[:2], SECRET, CLAIM, 0.2)
+        hello.dial(server.getsockname()[:2], SECRET, [CLAIM], 0.2)
 
 
 @pytest.mark.parametrize(
