@@ -21,6 +21,8 @@ from worker.sweeper import NICENESS, SHARE_BESIDE
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+STRIDE_STEPS = 20
+"""Steps that a rank takes before it is measured."""
 
 
 def one_rank(seconds: float, out: Path) -> None:
@@ -34,6 +36,9 @@ def one_rank(seconds: float, out: Path) -> None:
     ends_at = time.time() + seconds
     lines: list[tuple[float, float]] = []
     while time.time() < ends_at:
+        if len(lines) == STRIDE_STEPS:
+            print("in stride", flush=True)
+            ends_at = time.time() + seconds
         began_s = time.perf_counter()
         inputs, targets = parts.corpus.batch(len(lines), 0, 1)
         loss_of(parts.model(inputs), targets).backward()
@@ -47,12 +52,16 @@ def run(rounds: int, span_s: float, niceness: int, share: float) -> dict[str, fl
     """Alternate spans with and without a probe."""
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder) / f"rank{number}" for number in range(2)]
-        lasts_s = rounds * (2 * span_s + 1) + 8  # to start a probe takes a while as well
+        lasts_s = rounds * (2 * span_s + 2)  # to start a probe takes a while as well
         ranks = [
-            subprocess.Popen([sys.executable, __file__, "--rank", str(lasts_s), str(out)])
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank", str(lasts_s), str(out)], stdout=subprocess.PIPE
+            )
             for out in outs
         ]
-        time.sleep(6)  # torch is imported, and the first steps are over
+        for rank in ranks:
+            assert rank.stdout is not None
+            rank.stdout.readline()
         spans = []
         for number in range(2 * rounds):
             began_s = time.time()
@@ -73,7 +82,7 @@ def run(rounds: int, span_s: float, niceness: int, share: float) -> dict[str, fl
         probed: [_means(steps, began_s, ended_s) for began_s, ended_s, p in spans if p is probed]
         for probed in (False, True)
     }
-    pairs = list(zip(means[False], means[True], strict=True))
+    pairs = [pair for pair in zip(means[False], means[True], strict=True) if all(map(all, pair))]
     worse = [max(b / a for a, b in zip(*pair, strict=True)) for pair in pairs]
     both = [sum(pair[1]) / sum(pair[0]) for pair in pairs]
     alone = sorted(each for span in means[False] for each in span)
