@@ -152,7 +152,12 @@ def told(cause: str, *sweeps: tuple[e.SweepOutcome, str]) -> list[e.Recorded]:
         )
         for number, (outcome, reason) in enumerate([*sweeps, (e.SweepOutcome.PASSED, "well")], 1)
     ]
-    events = [verdict, *swept[:-1], e.FaultLifted(node=node, kind=GREY), swept[-1]]
+    events: list[e.AnyEvent] = [
+        verdict,
+        *swept[:-1],
+        e.FaultLifted(node=node, kind=GREY),
+        swept[-1],
+    ]
     return [
         e.Recorded(position=Position(number), at_ms=number, writer="w", event=event)
         for number, event in enumerate(events, 1)
