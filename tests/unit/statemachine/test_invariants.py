@@ -188,7 +188,7 @@ def test_the_story_itself_breaks_nothing() -> None:
     assert check(checked.state) == []
 
 
-@pytest.mark.parametrize(("number", "state"), STATES.items(), ids=str)
+@pytest.mark.parametrize(("number", "state"), STATES.items(), ids=lambda each: getattr(each, "__name__", each))
 def test_a_state_that_breaks_a_property_is_named(
     number: int, state: Callable[[], FleetState]
 ) -> None:
