@@ -1,7 +1,13 @@
-"""Slurm's tools, by what they were recorded to say; and that doubt never drains anything."""
+"""Slurm's tools, by what they were recorded to say; and that doubt never drains anything.
+
+`recorded/` holds what a real Slurm (slurmctld, and slurmd for six nodes) answered to the adapter: a
+file for each act, with the commands in their order. States that this Slurm could not be brought
+into are spelled as its manual does, in the form of the recordings.
+"""
 
 from __future__ import annotations
 
+import shlex
 import stat
 import sys
 from pathlib import Path
@@ -18,10 +24,8 @@ from controlplane.provision.port import (
 )
 from controlplane.provision.slurm import SlurmProvisioner
 
-# `sinfo --noheader --Node --nodes NODE -o "%T|%E"`: every state and mark that sinfo's manual of
-# Slurm 24.05 lists, in the form in which that option prints it, with the reasons that slurmctld
-# gives. No Slurm was at hand to record more than its manual shows.
-RECORDED = [
+# Every state and mark that sinfo's manual of Slurm 24.05 lists, as `%T|%E` prints it.
+STATES = [
     ("idle|none", Standing.IN_SERVICE),
     ("allocated|none", Standing.IN_SERVICE),
     ("mixed|none", Standing.IN_SERVICE),
@@ -57,8 +61,12 @@ RECORDED = [
     ("reboot_issued|Reboot ASAP", Standing.UNKNOWN),
     ("reboot_requested|Reboot ASAP", Standing.UNKNOWN),
     ("unknown|none", Standing.UNKNOWN),
+    ("unknown*|none", Standing.UNKNOWN),
     ("glowing|none", Standing.UNKNOWN),
+    ("glowing*|none", Standing.UNKNOWN),
 ]
+
+HERE = Path(__file__).parent
 
 FAKE = """#!/bin/sh
 echo "$*" >> '{folder}/calls'
@@ -84,11 +92,34 @@ class Tools:
         """What a tool says from now on."""
         (self._folder / f"{name}.says").write_text(f"{code}\n{words}")
 
+    def asked(self) -> list[str]:
+        """What the tools were called with, in order."""
+        calls = self._folder / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
     def updates(self) -> list[str]:
         """What `scontrol` was asked to change."""
-        calls = self._folder / "calls"
-        lines = calls.read_text().splitlines() if calls.exists() else []
-        return [line for line in lines if line.startswith("update ")]
+        return [line for line in self.asked() if line.startswith("update ")]
+
+
+class Recording:
+    """One act: the commands in their order, with what came back."""
+
+    def __init__(self, name: str) -> None:
+        version, *steps = (HERE / "recorded" / f"{name}.txt").read_text().split("# $ ")
+        assert version.startswith("# Slurm "), name
+        self.asked: list[str] = []
+        self.answers: list[tuple[str, str, int]] = []
+        for step in steps:
+            command, ended, *words = step.splitlines()
+            tool, *arguments = shlex.split(command)
+            self.asked.append(" ".join(arguments))
+            self.answers.append((tool, "\n".join(words), int(ended.removeprefix("# exit "))))
+
+    def play(self, tools: Tools) -> None:
+        """From now on the tools say what was recorded."""
+        for answer in self.answers:
+            tools.says(*answer)
 
 
 @pytest.fixture
@@ -97,12 +128,12 @@ def tools(tmp_path: Path) -> Tools:
     return Tools(tmp_path)
 
 
-@pytest.mark.parametrize(("said", "standing"), RECORDED)
+@pytest.mark.parametrize(("said", "standing"), STATES)
 async def test_a_state_is_read_as_slurm_means_it(
     tools: Tools, said: str, standing: Standing
 ) -> None:
-    """Every state that was recorded; what nobody knows is unknown."""
-    tools.says("sinfo", said + "\n")
+    """Every state of the manual; what nobody knows is unknown."""
+    tools.says("sinfo", f"gpu-07|{said}\n")
 
     found = await tools.slurm.condition("gpu-07")
 
@@ -110,11 +141,180 @@ async def test_a_state_is_read_as_slurm_means_it(
     assert found.words
 
 
+OUR_REASON = "changeover: work 1.40x its peers"
+SWEPT = "changeover: failed its sweep (before: disk dead)"
+
+LOOKS = [
+    ("idle", "gpu-04", Standing.IN_SERVICE, "idle"),
+    ("allocated", "gpu-03", Standing.IN_SERVICE, "allocated"),
+    ("drained-by-us", "gpu-04", Standing.CORDONED, f"drained: {OUR_REASON}"),
+    ("draining", "gpu-03", Standing.CORDONED, f"draining: {OUR_REASON}"),
+    ("drained-by-administrator", "gpu-04", Standing.CORDONED, "drained: disk swap"),
+    ("drained-while-down", "gpu-05", Standing.CORDONED, f"drained: {SWEPT}"),
+    (
+        "drained-not-responding",
+        "gpu-04",
+        Standing.CORDONED,
+        "drained*: changeover: lost for 900 s (before: Not responding)",
+    ),
+    ("maint", "gpu-01", Standing.CORDONED, "maint"),
+    ("down", "gpu-04", Standing.DOWN, "down*: Not responding"),
+    ("set-down-by-administrator", "gpu-05", Standing.DOWN, "down: disk dead"),
+    ("undrained-set-down", "gpu-05", Standing.DOWN, f"down*: {SWEPT}"),
+    ("resumed", "gpu-04", Standing.DOWN, "idle*"),
+    (
+        "invalid",
+        "gpu-06",
+        Standing.UNKNOWN,
+        "inval: Low RealMemory (reported:24105 < 100.00% of configured:9000000)",
+    ),
+    ("not-registered", "gpu-05", Standing.UNKNOWN, "unknown"),
+]
+
+DRAINS = [
+    ("drain", "gpu-04", "work 1.40x its peers"),
+    ("drain-allocated", "gpu-03", "work 1.40x its peers"),
+    ("drain-down", "gpu-04", "lost for 900 s"),
+    ("drain-set-down", "gpu-05", "failed its sweep"),
+    ("drain-again", "gpu-05", "work 1.40x its peers"),
+]
+
+RESUMES = [
+    ("resume", "gpu-04"),
+    ("resume-draining", "gpu-03"),
+    ("resume-not-responding", "gpu-04"),
+    ("undrain-set-down", "gpu-05"),
+]
+
+REFUSALS = [
+    ("unknown-node", "gpu-99", "sinfo knows no node gpu-99"),
+    ("no-controller", "gpu-04", r"exited with 1: .*contact slurm controller \(connect failure\)"),
+    ("denied", "gpu-02", "exited with 1: slurm_update error: Invalid user id"),
+    ("invalid", "gpu-06", "not drained"),
+    ("not-registered", "gpu-05", "not drained"),
+]
+
+
+@pytest.mark.parametrize(("name", "node", "standing", "words"), LOOKS)
+async def test_a_node_is_seen_as_a_real_slurm_told_it(
+    tools: Tools, name: str, node: str, standing: Standing, words: str
+) -> None:
+    """The command is the one that was recorded, and what came back is understood."""
+    recording = Recording(name)
+    recording.play(tools)
+
+    assert await tools.slurm.condition(node) == Condition(standing=standing, words=words)
+    assert tools.asked() == recording.asked
+
+
+@pytest.mark.parametrize(("name", "node", "why"), DRAINS)
+async def test_a_drain_is_the_one_that_a_real_slurm_took(
+    tools: Tools, name: str, node: str, why: str
+) -> None:
+    """What stood as the reason of a node that was down stands in ours, also the second time."""
+    recording = Recording(name)
+    recording.play(tools)
+
+    await tools.slurm.cordon(node, why)
+
+    assert tools.asked() == recording.asked
+
+
+@pytest.mark.parametrize(("name", "node"), RESUMES)
+async def test_a_node_is_given_back_as_a_real_slurm_took_it(
+    tools: Tools, name: str, node: str
+) -> None:
+    """Resumed if it was ours alone; a node that somebody had set down is only undrained."""
+    recording = Recording(name)
+    recording.play(tools)
+
+    await tools.slurm.uncordon(node)
+
+    assert tools.asked() == recording.asked
+
+
+@pytest.mark.parametrize(("name", "node", "words"), REFUSALS)
+async def test_a_real_refusal_is_an_error_with_slurms_words(
+    tools: Tools, name: str, node: str, words: str
+) -> None:
+    """No such node, no controller, no right, a state that is no reason to act: no more is asked."""
+    recording = Recording(name)
+    recording.play(tools)
+
+    with pytest.raises(ToolRefused, match=words):
+        await tools.slurm.cordon(node, "slow")
+
+    assert tools.asked() == recording.asked
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "words"),
+    [
+        ("unknown-node-update", "gpu-99", "Invalid node name specified"),
+        ("no-controller-update", "gpu-04", "Unable to contact slurm controller"),
+    ],
+)
+async def test_a_node_or_controller_that_goes_between_look_and_drain_is_an_error(
+    tools: Tools, name: str, node: str, words: str
+) -> None:
+    """What `scontrol` was recorded to say then is what the operator reads."""
+    recording = Recording(name)
+    tools.says("sinfo", f"{node}|idle|none")
+    recording.play(tools)
+
+    with pytest.raises(ToolRefused, match=words):
+        await tools.slurm.cordon(node, "slow")
+
+    assert tools.asked()[1:] == recording.asked
+
+
+async def test_what_an_administrator_drained_is_left_alone_as_recorded(tools: Tools) -> None:
+    """Neither drained again nor resumed: Slurm is only looked at."""
+    Recording("drained-by-administrator").play(tools)
+
+    await tools.slurm.cordon("gpu-04", "slow")
+    with pytest.raises(ToolRefused, match="somebody else: drained: disk swap"):
+        await tools.slurm.uncordon("gpu-04")
+
+    assert tools.updates() == []
+
+
+async def test_a_state_that_hides_a_drain_is_not_taken_for_one_resumed(tools: Tools) -> None:
+    """`inval` shows no drain: giving the node back is an error, to be tried again."""
+    Recording("invalid").play(tools)
+
+    with pytest.raises(ToolRefused, match="not resumed"):
+        await tools.slurm.uncordon("gpu-06")
+
+
+async def test_slurms_tools_get_the_sites_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM_CONF says where the controller is; SINFO_FORMAT would change what we read."""
+    monkeypatch.setenv("SLURM_CONF", "site.conf")
+    monkeypatch.setenv("SINFO_FORMAT", "%N")
+    tool = tmp_path / "sinfo"
+    tool.write_text('#!/bin/sh\necho "gpu-07|idle|$SLURM_CONF $SINFO_FORMAT"\n')
+    tool.chmod(0o755)
+
+    found = await SlurmProvisioner("scontrol", str(tool)).condition("gpu-07")
+
+    assert found.words.strip() == "idle: site.conf"
+
+
+def test_every_recording_is_played() -> None:
+    """None lies about that no test reads."""
+    played = {row[0] for row in (*LOOKS, *DRAINS, *RESUMES, *REFUSALS)}
+    played |= {"unknown-node-update", "no-controller-update"}
+
+    assert played == {each.stem for each in (HERE / "recorded").glob("*.txt")}
+
+
 async def test_a_node_is_drained_with_our_reason_and_resumed(tools: Tools) -> None:
     """The reason is one line and begins with our mark."""
-    tools.says("sinfo", "idle|none")
+    tools.says("sinfo", "gpu-07|idle|none")
     await tools.slurm.cordon("gpu-07", "work 1.40x\nits peers")
-    tools.says("sinfo", "drained|changeover: work 1.40x its peers")
+    tools.says("sinfo", "gpu-07|drained|changeover: work 1.40x its peers")
     await tools.slurm.uncordon("gpu-07")
 
     assert tools.updates() == [
@@ -123,12 +323,19 @@ async def test_a_node_is_drained_with_our_reason_and_resumed(tools: Tools) -> No
     ]
 
 
-@pytest.mark.parametrize("said", ["drained|Kill task failed", "drained*|disk swap"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "drained|Kill task failed",
+        "drained*|disk swap",
+        "drained|disk swap, after changeover: slow",
+    ],
+)
 async def test_what_somebody_else_drained_is_neither_drained_again_nor_resumed(
     tools: Tools, said: str
 ) -> None:
     """An administrator's reason stays where it is."""
-    tools.says("sinfo", said)
+    tools.says("sinfo", f"gpu-07|{said}")
 
     await tools.slurm.cordon("gpu-07", "slow")
     with pytest.raises(ToolRefused, match="somebody else"):
@@ -139,7 +346,12 @@ async def test_what_somebody_else_drained_is_neither_drained_again_nor_resumed(
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [("", 0), ("glowing|none", 0), ("slurm_load_partitions: Unable to contact controller", 1)],
+    [
+        ("", 0),
+        ("gpu-07|glowing|none", 0),
+        ("gpu-08|idle|none", 0),
+        ("slurm_load_partitions: Unable to contact controller", 1),
+    ],
 )
 async def test_doubt_never_drains(tools: Tools, words: str, code: int) -> None:
     """No such node, a word that nobody knows, a controller that is away: an error, no update."""
@@ -153,7 +365,7 @@ async def test_doubt_never_drains(tools: Tools, words: str, code: int) -> None:
 
 async def test_a_refusal_has_slurms_words(tools: Tools) -> None:
     """What `scontrol` says on stderr is what the operator reads."""
-    tools.says("sinfo", "idle|none")
+    tools.says("sinfo", "gpu-07|idle|none")
     tools.says("scontrol", "slurm_update error: Access/permission denied", 1)
 
     with pytest.raises(ToolRefused, match="permission denied"):
@@ -168,7 +380,7 @@ async def test_a_missing_tool_is_a_clear_error() -> None:
         await slurm.cordon("gpu-07", "slow")
 
 
-@pytest.mark.parametrize("machine", ["", "-h", "gpu[01-99]", "ALL,x", "a b", "x;y"])
+@pytest.mark.parametrize("machine", ["", "-h", "all", "ALL", "gpu[01-99]", "ALL,x", "a b", "x;y"])
 async def test_a_name_that_means_more_than_one_node_is_refused(tools: Tools, machine: str) -> None:
     """A range or an option would drain a cluster."""
     with pytest.raises(ToolRefused, match="no name of a Slurm node"):
