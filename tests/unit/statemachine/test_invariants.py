@@ -188,7 +188,12 @@ def test_the_story_itself_breaks_nothing() -> None:
     assert check(checked.state) == []
 
 
-@pytest.mark.parametrize(("number", "state"), STATES.items(), ids=lambda each: getattr(each, "__name__", each))
+def named(each: object) -> str:
+    """An id that is the same in every process."""
+    return getattr(each, "__name__", str(each))
+
+
+@pytest.mark.parametrize(("number", "state"), STATES.items(), ids=named)
 def test_a_state_that_breaks_a_property_is_named(
     number: int, state: Callable[[], FleetState]
 ) -> None:
