@@ -145,16 +145,8 @@ class Control:
         with self.changed:
             if self._computing is None:
                 return None
-            self._parked, self._parked_at_s = self._computing, time.monotonic()
             self._doomed = True
-            self._say_parked()
-            self._note_quiesce()
-            self._answer()
-            reach("parked.in_step")
-            try:
-                self._await_order(holds_slot=True, broken=broken)
-            finally:
-                self._parked = None
+            self._stand(self._computing, "parked.in_step", holds_slot=True, broken=broken)
             order = self._next(holds_slot=True)
             if not isinstance(order, m.Commit):
                 return None
@@ -179,15 +171,7 @@ class Control:
             AgentGone: the agent ended.
         """
         with self.changed:
-            self._parked, self._parked_at_s = report, time.monotonic()
-            self._say_parked()
-            self._note_quiesce()
-            self._answer()
-            reach("parked")
-            try:
-                self._await_order(holds_slot=holds_slot, broken=broken)
-            finally:
-                self._parked = None
+            self._stand(report, "parked", holds_slot=holds_slot, broken=broken)
             order = self._next(holds_slot)
             if order is None:
                 raise AgentGone("the agent is gone")
@@ -199,6 +183,18 @@ class Control:
             if found is not None and found.message.transition == order.transition:
                 self.interrupt.clear()
             return order, seat
+
+    def _stand(self, report: Report, point: str, *, holds_slot: bool, broken: str) -> None:
+        """Be parked at `report` until there is an order (lock held); faults know it as `point`."""
+        self._parked, self._parked_at_s = report, time.monotonic()
+        self._say_parked()
+        self._note_quiesce()
+        self._answer()
+        reach(point)
+        try:
+            self._await_order(holds_slot=holds_slot, broken=broken)
+        finally:
+            self._parked = None
 
     def _await_order(self, *, holds_slot: bool, broken: str) -> None:
         """Wait for an order (lock held). Whoever is parked because a group broke, and hears of no
