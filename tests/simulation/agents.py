@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from worker.supervise import TrainingProcess
     from worker.sweeper import ProbePort, Sweeper
 
-TTL_S = 2.0
+TTL_S = 5.0
+"""Longer than a real etcd stalls where others use the machine: nobody here campaigns again."""
+
 AGENT_KNOBS = {
     "store_try_s": 0.3,
     "renew_interval_s": 0.6,

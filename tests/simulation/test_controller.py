@@ -23,6 +23,7 @@ from statemachine.ids import Epoch, JobId, NodeId, Role, Slot
 from statemachine.lifecycle import NodeState, Phase
 from statemachine.topology import decode_desired
 from statemachine.vitals import CPU_MS, STEP_MS, WAIT_MS, WORK_MS, Vitals, encode_vitals, summarise
+from tests.simulation.agents import TTL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,9 +58,9 @@ def state_is(node: str, wanted: NodeState) -> Condition:
     return holds
 
 
-async def launched(fleet: Fleet, controller: str = "c0") -> Term:
+async def launched(fleet: Fleet, controller: str = "c0", ttl_s: float = TTL_S) -> Term:
     """Launch four nodes and a warm standby, n4."""
-    term = await fleet.start_controller(controller, KNOBS)
+    term = await fleet.start_controller(controller, KNOBS, ttl_s)
     for number in range(5):
         await fleet.start_node(f"n{number}")
     await fleet.declare(4, standbys=1)
@@ -198,7 +199,7 @@ def test_a_second_controller_finishes_what_the_first_began(play: Play) -> None:
     """The leader dies between plan and commit; its successor commits the same transition."""
 
     async def scenario(fleet: Fleet) -> None:
-        await launched(fleet, "c0")
+        await launched(fleet, "c0", ttl_s=2.0)  # sooner than an agent tires of its worker
         fleet.nodes["n2"].worker.mute = True
         await fleet.kill_node("n1", seen_by=["n0"])
         await fleet.until(lambda state: awaited(state) == ("n2",), "only n2 is awaited")
