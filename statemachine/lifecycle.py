@@ -170,11 +170,6 @@ pool, certified or not, was used for something else since: what was warm is stal
 rehearsed with another recording than the job's present one."""
 
 
-def next_node_state(state: NodeState, kind: type[e.Event]) -> NodeState:
-    """State of a node after an event of `kind`; the same state where the table is silent."""
-    return NODE_TABLE[state].get(kind, state)
-
-
 def next_phase(phase: Phase, kind: type[e.Event]) -> Phase:
     """Phase of a transition after an event of `kind`; the same phase where the table is silent."""
     return TRANSITION_TABLE[phase].get(kind, phase)

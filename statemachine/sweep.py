@@ -28,7 +28,6 @@ from statemachine.baselines import (
 )
 from statemachine.errors import BadPolicy
 from statemachine.events import SweepOutcome, SweepRequested, SweepRoundFinished
-from statemachine.ids import NodeId
 
 SOLO: Final = "solo"
 """Compute and memory of the node alone."""
@@ -259,18 +258,6 @@ def needs_third_party(
         return False
     pair = judge_round(finished[PAIR], baseline or {}, {}, policy)
     return pair.outcome is SweepOutcome.FAILED
-
-
-def partner_for(
-    node: NodeId, candidates: Iterable[NodeId], *, but: Iterable[NodeId] = ()
-) -> NodeId | None:
-    """Choose a partner among known-good nodes: the next name after `node`, cyclically.
-
-    So the load of many sweeps spreads, and every machine chooses alike. `but` are those that may
-    not serve again, such as the first partner when a third party is wanted.
-    """
-    names = sorted(set(candidates) - set(but) - {node})
-    return next((name for name in names if name > node), names[0] if names else None)
 
 
 def should_retire(entries_at_ms: Sequence[int], now_ms: int, policy: SweepPolicy) -> bool:

@@ -16,7 +16,6 @@ from statemachine.sweep import (
     judge_round,
     judge_sweep,
     needs_third_party,
-    partner_for,
     should_retire,
 )
 
@@ -276,29 +275,6 @@ def test_every_metric_has_a_bad_side(row: str, factor: float) -> None:
 
     assert (bad.outcome, good.outcome) == (SweepOutcome.FAILED, SweepOutcome.PASSED)
     assert bad.compared == good.compared == 1
-
-
-@given(st.sets(st.sampled_from([NodeId(f"n{i}") for i in range(9)])), st.randoms())
-def test_everybody_chooses_the_same_partner(names: set[NodeId], chance: object) -> None:
-    """The choice depends on the names alone; it is never the node itself or an excluded one."""
-    shuffled = sorted(names, key=lambda _: chance.random())  # type: ignore[attr-defined]
-    chosen = partner_for(NodeId("n4"), shuffled)
-
-    assert chosen == partner_for(NodeId("n4"), sorted(names))
-    if chosen is None:
-        assert names <= {"n4"}
-        return
-    assert chosen in names - {"n4"}
-    third = partner_for(NodeId("n4"), shuffled, but=[chosen])
-    assert third is None or third not in (chosen, "n4")
-
-
-def test_partners_are_taken_in_turn() -> None:
-    """The next name after the node serves, so many sweeps do not all burden one partner."""
-    names = [NodeId(name) for name in ("n1", "n2", "n3")]
-
-    assert [partner_for(name, names) for name in names] == ["n2", "n3", "n1"]
-    assert partner_for(NodeId("n1"), [NodeId("n1")]) is None
 
 
 @pytest.mark.parametrize(
