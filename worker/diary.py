@@ -29,9 +29,18 @@ class Diary:
         return cls(Path(named) if named else None)
 
     def note(
-        self, *, step: int, epoch: int, at_ms: float, step_ms: float, loss: float | None
+        self,
+        *,
+        step: int,
+        epoch: int,
+        at_ms: float,
+        step_ms: float,
+        loss: float | None,
+        waited_ms: float = 0.0,
     ) -> None:
-        """Note a step committed at Unix time `at_ms` which took `step_ms` milliseconds."""
+        """Note a step committed at Unix time `at_ms` which took `step_ms` milliseconds, of them
+        `waited_ms` blocked on peers.
+        """
         if self._file is None:
             return
         line = {
@@ -39,6 +48,7 @@ class Diary:
             "epoch": epoch,
             "at_ms": round(at_ms, 3),
             "step_ms": round(step_ms, 3),
+            "waited_ms": round(waited_ms, 3),
             "loss": loss,
             "pid": os.getpid(),
         }

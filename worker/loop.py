@@ -283,12 +283,12 @@ class Run(Place):
             self._switch_planned(step.switch_to)
 
     def _committed(self, step: Step) -> None:
-        step_ms = self._pulse.end_step(step.index)
+        self._pulse.end_step(step.index)
         self._next = step.index + 1
         self._finished = False  # whoever stopped too early ends again
         assert self._seat is not None
         told = step.order is None
-        if self._progress.committed(step.index, self._seat, step_ms, self._pulse.loss, told=told):
+        if self._progress.committed(step.index, self._seat, self._pulse, told=told):
             log.info("step %d, the first of its epoch: %s", step.index, self._pulse.account())
         self._window()
         self._saves.after_step(step.index, self._seat)

@@ -9,6 +9,7 @@ from statemachine import messages as m
 from statemachine.ids import TransitionId
 from worker.channel import Channel
 from worker.diary import Diary
+from worker.pulse import Pulse
 from worker.seat import Seat
 from worker.tripwire import note
 
@@ -22,17 +23,24 @@ class Progress:
         self._told = TransitionId(0)
         self._committed_at_s = 0.0
 
-    def committed(
-        self, step: int, seat: Seat, step_ms: float, loss: float | None, *, told: bool
-    ) -> bool:
-        """A step was committed at the epoch of `seat`; `told`: the agent may hear of it.
+    def committed(self, step: int, seat: Seat, pulse: Pulse, *, told: bool) -> bool:
+        """The step that `pulse` measured last was committed at the epoch of `seat`; `told`: the
+        agent may hear of it.
 
         Returns whether it is the first of its epoch.
         """
         note(step)
         before_s, self._committed_at_s = self._committed_at_s, time.time()
         at_ms = self._committed_at_s * 1000
-        self._diary.note(step=step, epoch=seat.epoch, at_ms=at_ms, step_ms=step_ms, loss=loss)
+        took = pulse.last
+        self._diary.note(
+            step=step,
+            epoch=seat.epoch,
+            at_ms=at_ms,
+            step_ms=took.step_ms,
+            loss=pulse.loss,
+            waited_ms=took.wait_ms,
+        )
         if self._told == seat.transition or not told:
             return False
         self._told = seat.transition
@@ -40,7 +48,7 @@ class Progress:
             m.Resumed(
                 transition=self._told,
                 step=step,
-                step_ms=step_ms,
+                step_ms=took.step_ms,
                 committed_at_ms=at_ms,
                 previous_at_ms=before_s * 1000,
             )

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from statemachine.ids import Epoch, Incarnation, JobId, NodeId, Role, Slot
 from statemachine.vitals import DATA_MS, LINK_MBPS, WAIT_MS, Metric, Vitals, summarise
@@ -49,6 +49,14 @@ class Samples:
     group_ms: dict[str, list[float]] = field(default_factory=dict)
 
 
+class Took(NamedTuple):
+    """What one step took, in ms: in all, blocked on peers, of the processor."""
+
+    step_ms: float = 0.0
+    wait_ms: float = 0.0
+    cpu_ms: float = 0.0
+
+
 RATE_BYTES_MIN: Final = 1 << 20
 """Bytes from a peer in a window below which its rate says nothing."""
 
@@ -63,6 +71,8 @@ class Pulse:
     window_s: float
     groups: "Sequence[Waiting]"
     window: int = 0
+    last: Took = field(default_factory=Took)
+    """The step that ended last."""
     _samples: Samples = field(default_factory=Samples)
     _window_began_s: float = field(default_factory=time.time)
     _step_began_s: float = 0.0
@@ -106,16 +116,16 @@ class Pulse:
         self._samples.step_ms.append(step_ms)
         self._samples.wait_ms.append(wait_ms)
         self._samples.work_ms.append(max(0.0, step_ms - wait_ms))
-        self._samples.cpu_ms.append((time.process_time() - self._cpu_began_s) * 1000)
+        self.last = Took(step_ms, wait_ms, (time.process_time() - self._cpu_began_s) * 1000)
+        self._samples.cpu_ms.append(self.last.cpu_ms)
         self._last_step = step
         return step_ms
 
     def account(self) -> str:
         """Where the time of the last step went, in words."""
-        samples = self._samples
+        step_ms, wait_ms, cpu_ms = self.last
         return (
-            f"{samples.step_ms[-1]:.1f} ms, of them {samples.cpu_ms[-1]:.1f} of processor, "
-            f"{samples.wait_ms[-1]:.1f} waiting for peers"
+            f"{step_ms:.1f} ms, of them {cpu_ms:.1f} of processor, {wait_ms:.1f} waiting for peers"
         )
 
     def drop(self) -> None:
