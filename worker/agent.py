@@ -69,18 +69,23 @@ class Agent:
         self._settings = settings
         self._event_log = EventLog(store, settings.fleet)
         self._stop = stop
+        self._life: NodeLife | None = None
+
+    def _in_duty(self) -> bool:
+        return self._life is not None and self._life.in_duty
 
     async def serve(self) -> int:
         """Return an exit code; what led to it was logged."""
-        async with ProbePort.open(self._settings.host, self._settings.secret_path) as probes:
+        opened = ProbePort.open(self._settings.host, self._settings.secret_path, self._in_duty)
+        async with opened as probes:
             crashes = false_starts = 0
             reached = -1
             while True:
                 session = await self._join(probes)
                 log.info("joined as incarnation %d", session.incarnation)
-                life = NodeLife(self._settings, self._event_log, session, probes, reached)
+                self._life = NodeLife(self._settings, self._event_log, session, probes, reached)
                 began_at = anyio.current_time()
-                end = await life.run(self._stop)
+                end = await self._life.run(self._stop)
                 if anyio.current_time() - began_at > SOUND_LIFE_S:
                     crashes = 0
                 crashes = crashes + 1 if end.kind is EndKind.CRASHED else 0

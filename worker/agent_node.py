@@ -110,7 +110,7 @@ class NodeLife:
         self._facts = FactQueue(session)
         self._vitals = VitalsOutlet(session)
         self._gauges = Sampler.from_environment()
-        self._sweeper = Sweeper(self._facts.put, settings.secret_path)
+        self._sweeper = Sweeper(self._facts.put, settings.secret_path, lambda: self.in_duty)
         self._me = Participant(
             node=session.node,
             incarnation=session.incarnation,
@@ -129,6 +129,11 @@ class NodeLife:
         self._end: End | None = None
         self._process: TrainingProcess
         self._group: anyio.abc.TaskGroup
+
+    @property
+    def in_duty(self) -> bool:
+        """Whether its training process takes part in the run, or may be about to."""
+        return self._me.member or self._me.slot >= 0
 
     async def run(self, stop: anyio.Event) -> End:
         """Live until the job is over, `stop` is set, or this incarnation cannot go on."""

@@ -6,9 +6,10 @@ a probe that crashes, hangs or prints nonsense is a failure text with no measure
 controller takes as inconclusive, never as a pass.
 
 Theory of operation. A probe runs in a child because it may hang on broken hardware, niced because
-a training run may go on beside it. A partner's half of a link probe is a child too, started by the
-agent when somebody connects to the probe port (as inetd did with ``wait``): while no sweep runs,
-nothing runs, and no measurement shares the agent's event loop.
+a training run may go on beside it: on a node in duty it works a small share of its time, from its
+first import on, and leaves GPUs alone, which are the run's. A partner's half of a link probe is a
+child too, started by the agent when somebody connects to the probe port (as inetd did with
+``wait``): while no sweep runs, nothing runs, and no measurement shares the agent's event loop.
 """
 
 from __future__ import annotations
@@ -55,16 +56,21 @@ BUDGET_S: Final = {
 BUDGET_VARIABLE: Final = "CHANGEOVER_PROBE_BUDGET_S"
 """Environment variable: seconds of measuring that each probe gets; a demo is in a hurry."""
 
-SHARE_BESIDE: Final = 0.05
+SHARE_BESIDE: Final = 0.03
 """Share of its time that a probe works where a node in duty takes part: the partner, by itself and
-at the other end. The swept node is out of the run, and works all the time: some faults show under
-load alone."""
+at the other end, from the start of the probe to its end. The swept node is out of the run, and
+works all the time: some faults show under load alone."""
 
 SHARE_VARIABLE: Final = "CHANGEOVER_PROBE_SHARE"
 """Environment variable: another share; a demo is in a hurry."""
 
+SHARE_MIN: Final = 0.001
+
 START_S: Final = 20.0
 """Seconds that a probe gets on top to start and to end: torch may have to be imported."""
+
+WORK_S: Final = 1.0
+"""Processor time that a probe which rests may take in all; it takes a third of that."""
 
 NICENESS: Final = 5
 """Niceness of a probe: it yields to a training step, but not so much that it measures the queue."""
@@ -80,11 +86,19 @@ class RoundFailed(Exception):
 
 
 class Sweeper:
-    """Measures rounds; `state` takes the facts, partners know each other by `secret_path`."""
+    """Measures rounds; `state` takes the facts, partners know each other by `secret_path`, and
+    `in_duty` says whether a run goes on in this node meanwhile.
+    """
 
-    def __init__(self, state: Callable[[AnyEvent], None], secret_path: Path) -> None:
+    def __init__(
+        self,
+        state: Callable[[AnyEvent], None],
+        secret_path: Path,
+        in_duty: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._state = state
         self._secret_path = secret_path
+        self._in_duty = in_duty
         self._one_at_a_time = anyio.Lock()
 
     async def run(self, sweep: SweepRequested, name: str) -> None:
@@ -110,30 +124,40 @@ class Sweeper:
         self._state(finished)
 
     async def _measure(self, sweep: SweepRequested, name: str) -> dict[str, float]:
-        probes, arguments = _probes_of(sweep, name)
+        probes, arguments = _probes_of(sweep, name, in_duty=self._in_duty())
         longest_s = max(BUDGET_S[probe] for probe in probes)
-        limit_s = START_S + longest_s * len(probes)
+        share = _share() if self._in_duty() or name in (PAIR, THIRD) else 1.0
+        limit_s = START_S + longest_s * len(probes) + WORK_S * (1 / share - 1)
         if sweep.deadline_at_ms:
             limit_s = min(limit_s, (sweep.deadline_at_ms - now_ms()) / 1000)
         if limit_s <= 0:
             raise RoundFailed(f"no time left for the {_listed(probes)} probe")
         budget = os.environ.get(BUDGET_VARIABLE, f"{longest_s:g}")
-        known: tuple[str, ...] = ("--secret-file", str(self._secret_path))
-        if name != SOLO:
-            known = (*known, "--share", os.environ.get(SHARE_VARIABLE, f"{SHARE_BESIDE:g}"))
+        known = ("--secret-file", str(self._secret_path), "--share", f"{share:g}")
         command = _command(probes, ("--budget-s", budget, "--json", *known, *arguments))
         return await run_probe(_listed(probes), command, limit_s)
 
 
-def _probes_of(sweep: SweepRequested, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _probes_of(
+    sweep: SweepRequested, name: str, *, in_duty: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The probes of a round, which one child measures, and their arguments."""
     if name in (SOLO, REFERENCE):
-        return (*ALONE, *_DEVICES) if _expects_gpus() else ALONE, ()
+        return (*ALONE, *_DEVICES) if _expects_gpus() and not in_duty else ALONE, ()
     if name in (PAIR, THIRD):
         if not sweep.partner_port:
             raise RoundFailed("the partner has no probe port")
         return TOGETHER, ("--host", sweep.partner_host, "--port", str(sweep.partner_port))
     raise RoundFailed(f"this agent knows no round {name!r}")
+
+
+def _share() -> float:
+    """The share of its time that a probe works beside a run."""
+    try:
+        share = float(os.environ.get(SHARE_VARIABLE, ""))
+    except ValueError:
+        return SHARE_BESIDE
+    return share if SHARE_MIN <= share <= 1 else SHARE_BESIDE
 
 
 def _expects_gpus() -> bool:
@@ -197,12 +221,15 @@ def _numbers(probe: str, line: bytes) -> dict[str, float]:
 
 class ProbePort:
     """A listening port whose callers are served by a child, one at a time, if they prove that they
-    know the secret.
+    know the secret. `in_duty` says whether a run goes on beside it.
     """
 
-    def __init__(self, listener: socket.socket, secret_path: Path) -> None:
+    def __init__(
+        self, listener: socket.socket, secret_path: Path, in_duty: Callable[[], bool]
+    ) -> None:
         self._listener = listener
         self._secret_path = secret_path
+        self._in_duty = in_duty
 
     @property
     def port(self) -> int:
@@ -213,7 +240,9 @@ class ProbePort:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, host: str, secret_path: Path) -> AsyncIterator[ProbePort]:
+    async def open(
+        cls, host: str, secret_path: Path, in_duty: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[ProbePort]:
         """Listen at a free port of `host` while the body runs.
 
         Raises:
@@ -221,7 +250,7 @@ class ProbePort:
         """
         with socket.create_server((host, 0)) as listener:
             listener.setblocking(False)
-            port = cls(listener, secret_path)
+            port = cls(listener, secret_path, in_duty)
             async with anyio.create_task_group() as group:
                 group.start_soon(port._serve)
                 yield port
@@ -232,7 +261,9 @@ class ProbePort:
         while True:
             await anyio.wait_readable(self._listener)
             number = self._listener.fileno()
-            known = ("--secret-file", str(self._secret_path))
+            known = ["--secret-file", str(self._secret_path)]
+            if self._in_duty():
+                known += ["--share", f"{_share():g}"]
             command = _command(("echo",), ("--listen-fd", str(number), *known))
             with open(os.devnull, "wb") as nowhere:  # noqa: ASYNC230, PTH123 - a device, at once
                 child = Child.start(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from worker.faults import SlowCompute
+from worker.probes.pacing import Pace
 
 for variable in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # read when numpy loads: one thread is what is compared
@@ -37,15 +38,19 @@ def main() -> int:
         parser.error("--probe echo serves a partner, and measures nothing besides")
     if args.nice:
         os.nice(args.nice)
+    pace = Pace(args.share)
+    pace.begin()
     slow = SlowCompute.from_environment()
     try:
         if args.probe == ["echo"]:
-            _echo(args.listen_fd, slow, _secret(args))
+            _echo(args.listen_fd, slow, _secret(args), pace)
             return 0
-        found = _measured(args, slow)
+        found = _measured(args, slow, pace)
     except OSError as error:
         print(f"{', '.join(args.probe)} probe: {error}", file=sys.stderr)
         return 1
+    finally:
+        pace.end()
     if args.json:
         print(json.dumps(found))
     else:
@@ -54,17 +59,17 @@ def main() -> int:
     return 0
 
 
-def _measured(args: argparse.Namespace, slow: SlowCompute) -> dict[str, float]:
+def _measured(args: argparse.Namespace, slow: SlowCompute, pace: Pace) -> dict[str, float]:
     from worker.probes import collective, compute, link, memory, wire
 
     alone: dict[str, Callable[[float, SlowCompute], dict[str, float]]] = {
-        "compute": partial(compute.measure, share=args.share),
-        "memory": partial(memory.measure, share=args.share),
+        "compute": partial(compute.measure, pace=pace),
+        "memory": partial(memory.measure, pace=pace),
         "device": _device,
     }
     together = {
-        "link": partial(link.measure, share=args.share),
-        "collective": partial(collective.measure, share=args.share),
+        "link": partial(link.measure, pace=pace),
+        "collective": partial(collective.measure, pace=pace),
     }
     found: dict[str, float] = {}
     ends: wire.Ends | None = None
@@ -91,16 +96,16 @@ def _secret(args: argparse.Namespace) -> bytes | None:
     return path.read_bytes() if path is not None else None
 
 
-def _echo(listen_fd: int | None, slow: SlowCompute, secret: bytes | None) -> None:
+def _echo(listen_fd: int | None, slow: SlowCompute, secret: bytes | None, pace: Pace) -> None:
     from worker.probes import wire
 
     if listen_fd is not None:
         with socket.socket(fileno=listen_fd) as listener:
-            wire.echo(listener, slow, secret)
+            wire.echo(listener, slow, secret, pace)
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
-        wire.echo(listener, slow, secret)
+        wire.echo(listener, slow, secret, pace)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,7 +114,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--probe", required=True, action="append", choices=choices)
     parser.add_argument("--budget-s", type=_budget, default=1.0, help="seconds of measuring")
     parser.add_argument(
-        "--share", type=_share, default=1.0, help="of the time in which work is done, up to 1"
+        "--share",
+        type=_share,
+        default=1.0,
+        help="of the time in which work is done, up to 1: 0.03 beside a run",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     parser.add_argument("--nice", type=int, default=0, help="niceness to add")

@@ -4,16 +4,17 @@ import time
 from typing import Final
 
 from worker.faults import SlowCompute, SlowKind
+from worker.probes.pacing import FULL, Pace
 from worker.probes.sampling import Own, durations, rates, samples_s
 from worker.probes.wire import Ends
 
 RATE_BYTES: Final = 1 << 20
 LATENCY_BYTES: Final = 64
-_OWN: Final[Own] = {"kind": SlowKind.LINK, "own_s": time.thread_time}
+_OWN: Final[Own] = {"kind": SlowKind.LINK, "own_s": time.thread_time, "together": True}
 
 
 def measure(
-    budget_s: float, slow: SlowCompute, ends: Ends, *, share: float = 1.0
+    budget_s: float, slow: SlowCompute, ends: Ends, *, pace: Pace = FULL
 ) -> dict[str, float]:
     """Send and receive for `budget_s` seconds.
 
@@ -21,9 +22,9 @@ def measure(
     ``link_latency_us_*`` in microseconds there and back.
     """
     share_s = budget_s / 3
-    out_s = samples_s(lambda: ends.out(RATE_BYTES), share_s, slow, **_OWN, share=share)
-    in_s = samples_s(lambda: ends.back(RATE_BYTES), share_s, slow, **_OWN, share=share)
-    trip_s = samples_s(lambda: ends.out(LATENCY_BYTES), share_s, slow, **_OWN, share=share)
+    out_s = samples_s(lambda: ends.out(RATE_BYTES), share_s, slow, **_OWN, pace=pace)
+    in_s = samples_s(lambda: ends.back(RATE_BYTES), share_s, slow, **_OWN, pace=pace)
+    trip_s = samples_s(lambda: ends.out(LATENCY_BYTES), share_s, slow, **_OWN, pace=pace)
     return {
         **rates("link_mbps_out", 8 * RATE_BYTES / 1e6, out_s),
         **rates("link_mbps_in", 8 * RATE_BYTES / 1e6, in_s),

@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 
 from worker.faults import SlowCompute, SlowKind
+from worker.probes.pacing import FULL, Pace
 from worker.probes.sampling import SAMPLES_ALONE, rates, samples_s
 
 SPAN_BYTES: Final = 16 << 20
@@ -19,7 +20,7 @@ SPANS: Final = 4
 """Spans visited in turn, so that one is long out of the caches when it comes again."""
 
 
-def measure(budget_s: float, slow: SlowCompute, *, share: float = 1.0) -> dict[str, float]:
+def measure(budget_s: float, slow: SlowCompute, *, pace: Pace = FULL) -> dict[str, float]:
     """Copy for `budget_s` seconds; ``memory_gbps_*`` in 10^9 bytes read or written per second.
 
     Takes 128 MiB of memory. Each byte copied is one read and one written.
@@ -34,7 +35,7 @@ def measure(budget_s: float, slow: SlowCompute, *, share: float = 1.0) -> dict[s
         np.copyto(target[at], source[at])
 
     taken_s = samples_s(
-        work, budget_s, slow, kind=SlowKind.MEMORY, at_least=SAMPLES_ALONE, share=share
+        work, budget_s, slow, kind=SlowKind.MEMORY, at_least=SAMPLES_ALONE, pace=pace
     )
     found = rates("memory_gbps", 2 * SPAN_BYTES / 1e9, taken_s, best_of=BEST_OF)
     return found | {"memory_samples": float(len(taken_s))}

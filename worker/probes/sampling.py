@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypedDict
 
 from worker.faults import SlowCompute, SlowKind
+from worker.probes.pacing import BURST_S, FULL, Pace
 
 SAMPLES_MIN: Final = 5
 """Samples taken even when the budget is used up before."""
@@ -23,10 +24,13 @@ SAMPLES_SHARED: Final = 25
 
 
 class Own(TypedDict):
-    """What of a sample is the node's own part: of which kind, by which clock."""
+    """What of a sample is the node's own part: of which kind, by which clock; whether another
+    process works in it as well.
+    """
 
     kind: SlowKind
     own_s: Callable[[], float]
+    together: bool
 
 
 def samples_s(
@@ -36,27 +40,28 @@ def samples_s(
     *,
     kind: SlowKind = SlowKind.COMPUTE,
     own_s: Callable[[], float] = time.perf_counter,
+    together: bool = False,
     at_least: int = SAMPLES_MIN,
-    share: float = 1.0,
+    pace: Pace = FULL,
 ) -> list[float]:
     """Do `work` again and again for `budget_s` seconds; how long each time took.
 
     The first, cold time does not count. `own_s` is the clock of the node's own part in the work: an
     injected slowdown of this `kind` stretches that part, and not the time that a partner took.
-    `share` is that of the time in which work is done: below 1, each sample is followed by a rest,
-    so that a run on the same machine has it to itself for the other part.
+    A sample is paid for with a rest, where `pace` asks for it: with processor time of this process,
+    or, where another works in it as well (`together`), with all the time that it took.
     """
     work()
     taken: list[float] = []
     ends_at = time.perf_counter() + budget_s
-    at_least = min(at_least, SAMPLES_SHARED) if share < 1 else at_least
+    at_least = min(at_least, SAMPLES_SHARED) if pace.is_shared else at_least
     while len(taken) < at_least or time.perf_counter() < ends_at:
-        own_before_s, began_s = own_s(), time.perf_counter()
-        work()
-        slow.burn(own_s() - own_before_s, kind)
-        taken.append(time.perf_counter() - began_s)
-        if share < 1:
-            time.sleep(taken[-1] * (1 / share - 1))
+        with pace.sample():
+            own_before_s, began_s = own_s(), time.perf_counter()
+            work()
+            slow.burn(own_s() - own_before_s, kind)
+            taken.append(time.perf_counter() - began_s)
+        pace.rest(taken[-1] if together else 0.0, burst_s=BURST_S)
     return taken
 
 

@@ -17,12 +17,16 @@ from typing import Final
 import numpy as np
 
 from worker.faults import SlowCompute, SlowKind
+from worker.probes.pacing import FULL, Pace
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 SIZE_MAX: Final = 16 << 20
 IDLE_S: Final = 5.0
 """Longest wait for the other end."""
+
+PICK_UP_S: Final = 40.0
+"""Longest wait of a caller until the partner has started: beside a run it takes its time."""
 
 CALLER_S: Final = 60.0
 """Longest that one caller is served."""
@@ -118,20 +122,22 @@ class Stranger(PermissionError):
     """The other end does not know the fleet's secret."""
 
 
-def prove(sock: socket.socket, secret: bytes, *, calls: bool) -> None:
+def prove(sock: socket.socket, secret: bytes, *, calls: bool, wait_s: float = IDLE_S) -> None:
     """Prove to the other end that this one knows the secret, and have it prove the same.
 
     Each proof is HMAC-SHA256 over the side and both ends' fresh challenges, so neither can be
-    played back, to the same end or to the other.
+    played back, to the same end or to the other. The other's first word is waited for `wait_s`
+    seconds.
 
     Raises:
         Stranger: the other end could not.
         OSError: it went away, or was silent too long.
     """
-    sock.settimeout(IDLE_S)
+    sock.settimeout(wait_s)
     own = secrets.token_bytes(_CHALLENGE_BYTES)
     sock.sendall(own)
     other = _exactly(sock, _CHALLENGE_BYTES)
+    sock.settimeout(IDLE_S)
     both = own + other if calls else other + own
     proofs = {side: hmac.digest(secret, b"probe " + side + both, "sha256") for side in _SIDES}
     mine, theirs = _SIDES if calls else _SIDES[::-1]
@@ -167,15 +173,18 @@ def connect(host: str, port: int, secret: bytes | None = None) -> Ends:
     sock = socket.create_connection((host, port), timeout=IDLE_S)
     try:
         if secret is not None:
-            prove(sock, secret, calls=True)
+            prove(sock, secret, calls=True, wait_s=PICK_UP_S)
     except OSError:
         sock.close()
         raise
     return Ends(sock)
 
 
-def echo(listener: socket.socket, slow: SlowCompute, secret: bytes | None = None) -> None:
-    """Serve one caller, then return; a stranger is hung up on.
+def echo(
+    listener: socket.socket, slow: SlowCompute, secret: bytes | None = None, pace: Pace = FULL
+) -> None:
+    """Serve one caller, then return; a stranger is hung up on. What is asked is paced by the
+    caller, and by `pace` only what comes before.
 
     A listener that was made non-blocking stays so: the description is shared with its owner.
 
@@ -189,4 +198,6 @@ def echo(listener: socket.socket, slow: SlowCompute, secret: bytes | None = None
                 prove(sock, secret, calls=False)
             except OSError:  # its affair: this end did its part, and is free for the next
                 return
-        Ends(sock).serve(slow)
+        ends = Ends(sock)
+        pace.end()
+        ends.serve(slow)

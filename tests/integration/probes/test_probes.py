@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 
 from worker.faults import SlowCompute, set_fault
 from worker.probes import collective, link, memory, sampling, wire
-from worker.sweeper import ProbePort
+from worker.probes.pacing import Pace
+from worker.sweeper import SHARE_VARIABLE, ProbePort
 
 ALONE = {
     "compute": {"gemm_gflops_best", "gemm_gflops_median", "gemm_gflops_cv"},
@@ -302,9 +304,52 @@ def test_a_probe_beside_a_run_rests_most_of_the_time() -> None:
     found = {}
     for share in (1.0, 0.05):
         used_s, began_s = time.process_time(), time.perf_counter()
-        rates = memory.measure(0.3, SlowCompute(None), share=share)
+        rates = memory.measure(0.3, SlowCompute(None), pace=Pace(share))
         took_s = time.perf_counter() - began_s
         found[share] = rates["memory_gbps_best"], (time.process_time() - used_s) / took_s
 
     assert found[0.05][1] < 0.15, found
     assert found[0.05][0] > 0.6 * found[1.0][0], found
+
+
+def test_the_start_of_a_probe_beside_a_run_is_paced_as_well() -> None:
+    """From the interpreter to its end the child uses no more processor time than its share, and it
+    ends as any other does.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began_s = time.perf_counter()
+    done = run("--probe", "compute", "--budget-s", "0.1", "--share", "0.1", "--json")
+    took_s = time.perf_counter() - began_s
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert done.returncode == 0, done.stderr
+    assert ALONE["compute"] <= json.loads(done.stdout).keys()
+    assert used_s > 0.1, "an import alone takes that"
+    assert used_s / took_s < 0.15, f"{used_s:.2f} s of processor time in {took_s:.2f} s"
+
+
+def test_a_partner_beside_a_run_starts_slowly_and_answers_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller waits for a partner that starts at its share; what it then asks is not slowed."""
+    monkeypatch.setenv(SHARE_VARIABLE, "0.1")
+    secret = tmp_path / "secret"
+    secret.write_bytes(SECRET)
+
+    async def measured() -> dict[str, float]:
+        async with ProbePort.open("127.0.0.1", secret, in_duty=lambda: True) as port:
+            command = ["--probe", "link", "--port", str(port.port), "--budget-s", "0.1", "--json"]
+            command += ["--secret-file", str(secret), "--share", "0.1"]
+            done = await anyio.to_thread.run_sync(lambda: run(*command))
+        assert done.returncode == 0, done.stderr
+        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    began_s = time.perf_counter()
+    found = anyio.run(measured)
+
+    assert time.perf_counter() - began_s > 1.0, (
+        "its start of a tenth of a second takes ten times that"
+    )
+    assert found["link_latency_us_best"] < 5000, found

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -106,3 +107,35 @@ async def test_a_round_that_cannot_be_measured_is_stated_as_failed(
     assert (finished.sweep, finished.node, finished.incarnation) == (2, "n7", 3)
     assert (finished.round, finished.measurements) == (name, {})
     assert said in finished.failure
+
+
+@pytest.mark.parametrize(
+    ("name", "in_duty", "share", "devices"),
+    [
+        ("solo", False, "1", True),
+        ("reference", False, "1", True),
+        ("reference", True, "0.03", False),
+        ("pair", False, "0.03", False),
+    ],
+)
+async def test_beside_a_run_a_round_takes_its_share_and_leaves_gpus_alone(
+    name: str, in_duty: bool, share: str, devices: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is in duty measures itself at a small share, its GPUs not at all; a pair is always
+    measured so, since the partner may be in duty; who is out of the run works all the time.
+    """
+    told: list[list[str]] = []
+
+    async def noted(probe: str, command: Sequence[str], limit_s: float) -> dict[str, float]:
+        told.append(list(command))
+        assert limit_s > 1 / float(share) - 1, "it has the time that its rests take"
+        return {"gemm_gflops_best": 1.0}
+
+    monkeypatch.setattr("worker.sweeper.run_probe", noted)
+    monkeypatch.setenv("CHANGEOVER_GPUS", "1")
+    sweeper = Sweeper(lambda _: None, Path("secret"), lambda: in_duty)
+    await sweeper.run(request(partner_port=1, deadline_at_ms=0), name)
+
+    (command,) = told
+    assert command[command.index("--share") + 1] == share
+    assert ("device" in command) is devices
