@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +61,17 @@ class Terminal:
     def type(self, keys: str) -> None:
         """Press keys."""
         os.write(self._mine, keys.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C, and again as anybody would: one that comes between the question and the
+        read that follows is noticed with the next key.
+        """
+        give_up_at = time.monotonic() + WAIT_S
+        while self.process.poll() is None:
+            assert time.monotonic() < give_up_at, f"not interrupted; shown:\n{self.shown}"
+            self.type("\x03")
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
 
     def end(self) -> int:
         """Read to the end; the exit code."""
@@ -117,7 +129,7 @@ def test_ctrl_c_at_a_question_is_no(
 ) -> None:
     """An interrupt ends it in silence, with 130, and nothing was stated."""
     terminal = at(asked, environment, "pause")
-    terminal.type("\x03")
+    terminal.interrupt()
 
     assert terminal.end() == 130
     assert "Traceback" not in terminal.shown
