@@ -26,7 +26,8 @@ NOT_RESPONDING: Final = "Not responding"
 """The reason that Slurm itself gives to a node that does not answer."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
-_KEPT: Final = re.compile(r" \(before: (.*)\)\Z")
+_BEFORE: Final = " (before: "
+"""What stands in our reason before the one that we found; it ends with a parenthesis."""
 _SERVING: Final = ("idle", "allocated", "mixed", "completing", "reserved", "planned", "blocked")
 _CORDONED: Final = ("draining", "drained", "drain", "maint", "maintenance")
 _DOWN: Final = ("down", "fail", "failing", "error", "not_responding", "powered_down", "power_down")
@@ -49,17 +50,17 @@ class SlurmProvisioner:
             return
         if standing is Standing.UNKNOWN:
             raise ToolRefused(f"sinfo says of {machine} {_words(state, before)!r}: not drained")
-        ours = MARK + " ".join(reason.split())[:REASON_CHARS_MAX]
+        ours = MARK + " ".join(reason.split()).replace(_BEFORE, " (")[:REASON_CHARS_MAX]
         if theirs := _theirs(before):
-            ours += f" (before: {theirs})"
+            ours += f"{_BEFORE}{theirs})"
         await self._update(machine, "State=DRAIN", f"Reason={ours}")
 
     async def uncordon(self, machine: str) -> None:
         """Take our drain back.
 
-        RESUME would also bring back a node that somebody had set down: that one gets UNDRAIN, and
-        stays down. A node that Slurm took for lost needs RESUME: without its own words as the
-        reason it stays down even when it answers again.
+        RESUME would also bring back a node that somebody had set down: that one gets UNDRAIN and
+        stays down, with the reason that they gave, word for word. A node that Slurm took for lost
+        needs RESUME: without its own words as the reason it stays down even when it answers again.
         """
         standing, state, reason = await self._look(machine)
         if standing is Standing.UNKNOWN:
@@ -68,8 +69,11 @@ class SlurmProvisioner:
             return
         if not reason.startswith(MARK.strip()):
             raise ToolRefused(f"{machine} was drained by somebody else: {_words(state, reason)}")
-        ours_alone = _theirs(reason) in ("", NOT_RESPONDING)
-        await self._update(machine, "State=RESUME" if ours_alone else "State=UNDRAIN")
+        theirs = _theirs(reason)
+        if theirs in ("", NOT_RESPONDING):
+            await self._update(machine, "State=RESUME")
+        else:
+            await self._update(machine, "State=UNDRAIN", f"Reason={theirs}")
 
     async def condition(self, machine: str) -> Condition:
         """What `sinfo` says of a node: its state, and the reason beside it."""
@@ -114,9 +118,9 @@ def _checked(machine: str) -> str:
 def _theirs(reason: str) -> str:
     """What somebody else gave as the reason, also where ours has kept it; empty if nobody did."""
     if not reason.startswith(MARK.strip()):
-        return reason[:REASON_CHARS_MAX]
-    kept = _KEPT.search(reason)
-    return kept[1] if kept else ""
+        return reason
+    _, _, kept = reason.partition(_BEFORE)
+    return kept.removesuffix(")")
 
 
 def _words(state: str, reason: str) -> str:

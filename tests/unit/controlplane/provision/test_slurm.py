@@ -160,7 +160,7 @@ LOOKS = [
     ("maint", "gpu-01", Standing.CORDONED, "maint"),
     ("down", "gpu-04", Standing.DOWN, "down*: Not responding"),
     ("set-down-by-administrator", "gpu-05", Standing.DOWN, "down: disk dead"),
-    ("undrained-set-down", "gpu-05", Standing.DOWN, f"down*: {SWEPT}"),
+    ("undrained-set-down", "gpu-05", Standing.DOWN, "down*: disk dead"),
     ("resumed", "gpu-04", Standing.DOWN, "idle*"),
     (
         "invalid",
@@ -321,6 +321,31 @@ async def test_a_node_is_drained_with_our_reason_and_resumed(tools: Tools) -> No
         "update NodeName=gpu-07 State=DRAIN Reason=changeover: work 1.40x its peers",
         "update NodeName=gpu-07 State=RESUME",
     ]
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "disk dead",
+        'fan 2 of "b", x=y; it\'s loud',
+        "rack (before: rack 7) moved",
+        "changed (by ann)",
+        " ".join(["long"] * 400),
+    ],
+)
+@pytest.mark.parametrize("why", ["slow", "worse (before: better)", "slow)"])
+async def test_a_node_that_was_set_down_is_given_back_with_the_words_it_had(
+    tools: Tools, theirs: str, why: str
+) -> None:
+    """Whatever an administrator wrote stands there again, and nothing of ours."""
+    tools.says("sinfo", f"gpu-07|down|{theirs}")
+    await tools.slurm.cordon("gpu-07", why)
+    _, _, ours = tools.updates()[-1].partition(" Reason=")
+    tools.says("sinfo", f"gpu-07|drained|{ours}")
+    await tools.slurm.uncordon("gpu-07")
+
+    assert ours.startswith("changeover: ")
+    assert tools.updates()[-1] == f"update NodeName=gpu-07 State=UNDRAIN Reason={theirs}"
 
 
 @pytest.mark.parametrize(
