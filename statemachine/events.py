@@ -550,7 +550,10 @@ class TransitionCommitted(Event, frozen=True, tag=True):
 
 
 class TransitionApplied(Event, frozen=True, tag=True):
-    """A member trains inside the new group; `peers` are those it is connected to."""
+    """A member trains inside the new group; `peers` are those it is connected to.
+
+    `keeps_step`: it goes on in the step that it was in, with all that this had computed.
+    """
 
     job: JobId
     transition: TransitionId
@@ -561,6 +564,7 @@ class TransitionApplied(Event, frozen=True, tag=True):
     peers: tuple[str, ...] = ()
     phases_ms: dict[str, float] = field(default_factory=dict)
     bytes_received: int = 0
+    keeps_step: bool = False
 
 
 class TransitionFinished(Event, frozen=True, tag=True):

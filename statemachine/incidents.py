@@ -43,7 +43,8 @@ class Incident(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `began_at_ms` is Unix time of the injection where the log knows it (`fault` names its kind),
     else of the first evidence. `downtime_ms` is, after a loss, the time until the first step was
     committed by all in the new epoch; in a planned transition the pause beyond an ordinary step.
-    `steps_lost` counts steps whose work was thrown away; None while that is not known.
+    `steps_lost` counts steps that a survivor had begun and did again; a step that all of them kept
+    and finished in the new epoch is none of these. None while that is not known.
     """
 
     job: JobId
@@ -111,8 +112,10 @@ class _Account(Struct, kw_only=True):
     joiners: frozenset[NodeId] = frozenset()
     prepared_at_ms: int | None = None
     quiesce_ms: float = 0.0
-    begun: int = -1
-    """The last step that a member was in when it was parked."""
+    begun: dict[NodeId, int] = field(default_factory=dict)
+    """The last step that each member was in when it was parked, without who kept that step."""
+    begun_last: int = -1
+    """The last of these, once nobody is awaited any more."""
     committed: tuple[int, e.TransitionCommitted] | None = None
     measured_ms: dict[str, float] = field(default_factory=dict)
     given_ms: float | None = None
@@ -133,17 +136,28 @@ class _Account(Struct, kw_only=True):
             self.quiesce_ms = event.quiesce_ms
         report = event.report
         if report is not None and report.has_state:
-            self.begun = max(self.begun, report.applied + 1, report.pending)
+            self.begun[event.node] = max(report.applied + 1, report.pending)
 
     def apply(self, event: e.TransitionApplied) -> None:
         """Take in what a member measured itself, of each phase the slowest."""
         self.bytes_received += event.bytes_received
+        if event.keeps_step:
+            self.begun.pop(event.node, None)
         measured = self.measured_ms
         for name, ms in event.phases_ms.items():
             if ms >= measured.get(name, 0.0):
                 measured[name] = ms
             if name == "transfer" and event.node in self.leavers:
                 self.given_ms = max(ms, self.given_ms or 0.0)
+
+    def close(self) -> None:
+        """Nobody answers any more: keep of who was in which step what is told of it."""
+        self.begun_last = self.last_begun()
+        self.begun = {}
+
+    def last_begun(self) -> int:
+        """The last step that was begun and not kept; -1 if there is none."""
+        return max(self.begun.values(), default=self.begun_last)
 
     def resume(self, event: e.StepResumed) -> None:
         """Take in a member's first step of the new epoch."""
@@ -280,6 +294,7 @@ class Telling(Struct, kw_only=True):
             )
         if before is not None:
             before.replaced = True
+            before.close()
             earlier = {change.slot: change for change in before.changes}
             changes = [_continued(change, earlier.get(change.slot)) for change in changes]
         members = tuple(sorted({held[slot] for slot in held}))
@@ -324,8 +339,10 @@ class Telling(Struct, kw_only=True):
             account.committed = (recorded.at_ms, event)
         elif kind is e.TransitionFinished:
             account.finished = True
+            account.close()
         else:
             account.aborted = True
+            account.close()
 
 
 def _continued(change: _Change, before: _Change | None) -> _Change:
@@ -439,14 +456,14 @@ def _resume_step(account: _Account) -> int:
 
 
 def _steps_lost(account: _Account) -> int | None:
-    """Steps begun and thrown away: none in a planned transition, else those from the resume step
-    up to the last one that a survivor was in.
+    """Steps begun and done again: none in a planned transition, else those from the resume step up
+    to the last one that a survivor was in, unless all who were in it went on in it.
     """
     if account.committed is None:
         return None
     if account.plan.motive is e.Motive.PLANNED:
         return 0
-    return max(0, account.begun + 1 - account.committed[1].resume_step)
+    return max(0, account.last_begun() + 1 - account.committed[1].resume_step)
 
 
 def _ended_at_ms(account: _Account) -> float | None:

@@ -223,7 +223,7 @@ class Refused(Message, frozen=True, tag=True):
 
 
 class Applied(Message, frozen=True, tag=True):
-    """This process trains inside the groups of `epoch`."""
+    """This process trains inside the groups of `epoch`, going on in its step if it keeps it."""
 
     transition: TransitionId
     epoch: Epoch
@@ -231,6 +231,7 @@ class Applied(Message, frozen=True, tag=True):
     peers: tuple[str, ...] = ()
     phases_ms: dict[str, float] = field(default_factory=dict)
     bytes_received: int = 0
+    keeps_step: bool = False
 
 
 class Resumed(Message, frozen=True, tag=True):

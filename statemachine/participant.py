@@ -404,6 +404,7 @@ def _on_applied(me: Participant, said: m.Applied) -> Outcome:
         peers=said.peers,
         phases_ms=said.phases_ms,
         bytes_received=said.bytes_received,
+        keeps_step=said.keeps_step,
     )
     return me, (Submit(fact),)
 

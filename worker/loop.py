@@ -344,7 +344,7 @@ class Run(Place):
         found = self._control.wait_in_step(self._why_broken(), self._goes_on)
         if found is None:
             return False
-        self._take_seat(*found, self._export_before_step)
+        self._take_seat(*found, in_step=True)
         self._pulse.begin_step()
         self._vigil.step_began()
         log.info("step %d goes on in epoch %d", self._next, found[0].epoch)
@@ -394,25 +394,21 @@ class Run(Place):
         self._channel.send(applied(order, self._next, {"transfer": took_ms}))
         return True
 
-    def _export(self) -> Any:
-        return self._state.export(step=self._next, job=self.job)
+    def _export(self, *, in_step: bool = False) -> Any:
+        export = self._state.export_before_step if in_step else self._state.export
+        return export(step=self._next, job=self.job)
 
     def _give_early(self, transition: TransitionId, takers: Sequence[Holder]) -> None:
         """On another thread, while the training thread is in a step."""
-        self._handover.offer(transition, takers, self._export_before_step)
+        self._handover.offer(transition, takers, partial(self._export, in_step=True))
 
-    def _export_before_step(self) -> Any:
-        return self._state.export_before_step(step=self._next, job=self.job)
-
-    def _take_seat(
-        self, order: m.Commit, seat: Seat, export: Callable[[], Any] | None = None
-    ) -> None:
+    def _take_seat(self, order: m.Commit, seat: Seat, *, in_step: bool = False) -> None:
         self._handover.withdraw(but=order.transition)
         self._last = self._total - 1  # who stopped at a vote that others missed votes again
         phases = {"quiesce": self._control.quiesce_ms(order.transition)}
         if order.loads:
             phases["load"] = self._load(order.resume_step)
-        self._handover.offer(order.transition, order.send, export or self._export)
+        self._handover.offer(order.transition, order.send, partial(self._export, in_step=in_step))
         received = 0
         if order.receive is not None:
             self._has_state = False
@@ -434,7 +430,7 @@ class Run(Place):
             phases["parts"] = self._taken.took_ms
             self._taken = Taken()
         self._pulse.drop()
-        done = applied(order, self._next, phases, peers=peers_of(seat), bytes_received=received)
+        done = applied(order, self._next, phases, peers_of(seat), received, keeps_step=in_step)
         self._channel.send(done)
         reach("switch.after")
 

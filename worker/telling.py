@@ -37,9 +37,10 @@ def applied(
     order: m.Commit,
     step: int,
     phases_ms: dict[str, float],
-    *,
     peers: tuple[str, ...] = (),
     bytes_received: int = 0,
+    *,
+    keeps_step: bool = False,
 ) -> m.Applied:
     """What an order asked for is done; `step` comes next."""
     return m.Applied(
@@ -49,6 +50,7 @@ def applied(
         peers=peers,
         phases_ms=phases_ms,
         bytes_received=bytes_received,
+        keeps_step=keeps_step,
     )
 
 

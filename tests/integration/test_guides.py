@@ -141,8 +141,14 @@ def until(holds: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `git clone` gives of the last commit, and what the first command of README makes."""
-    folder = tmp_path_factory.mktemp("reader") / "changeover"
+    """What `git clone` gives of the last commit, and what the first command of README makes.
+
+    A run that is done in pieces names the folder of its one clone in `READERS_CLONE`.
+    """
+    kept = os.environ.get("READERS_CLONE")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("reader") / "changeover"
+    if folder.is_dir():
+        return folder
     asked = ["git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", str(folder)]
     subprocess.run(asked, check=True, timeout=PATIENCE_S)
     first = commands("README.md")[0]

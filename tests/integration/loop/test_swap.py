@@ -8,6 +8,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from statemachine import events as e
 from statemachine.ids import NodeId
+from statemachine.incidents import incidents
 from statemachine.lifecycle import NodeState
 from worker.faultpoints import Act
 
@@ -59,6 +60,7 @@ async def test_survivors_keep_what_they_computed(launch: Launch, calm: Callable[
     for name in ("n0", "n2"):
         log = (fleet.folder / f"{name}.1.log").read_text()
         assert f"step {resumed} goes on in epoch 2" in log, fleet.story()
+    assert [told.steps_lost for told in incidents(fleet.log)] == [0], fleet.story()
 
 
 async def test_a_planned_swap_loses_no_step_and_changes_no_weight(

@@ -238,6 +238,44 @@ def test_a_loss_throws_away_the_step_in_flight_and_no_more() -> None:
     assert book.told()[0].steps_lost == 1
 
 
+@pytest.mark.parametrize(
+    ("keepers", "lost"), [((), 1), (("n0",), 1), (("n2",), 1), (("n0", "n2"), 0)]
+)
+def test_a_step_that_all_survivors_kept_is_not_lost(keepers: tuple[str, ...], lost: int) -> None:
+    """Whoever goes on in its step repeats nothing; one that began it anew is enough to count it."""
+    book = launched()
+    lose_n1(book)
+    for place, entry in enumerate(book.entries):
+        if isinstance(entry.event, e.TransitionApplied) and entry.event.node in keepers:
+            book.entries[place] = with_fields(
+                entry, event=with_fields(entry.event, keeps_step=True)
+            )
+
+    heard_so_far = [incidents(book.entries[:-cut])[0].steps_lost for cut in range(1, 4)]
+
+    assert book.told()[0].steps_lost == lost
+    assert heard_so_far == [lost] * 3, "known before the first step is committed"
+
+
+def test_a_step_that_is_done_again_after_all_counts() -> None:
+    """A second loss while a kept step goes on: who cannot keep it any longer does it again."""
+    book = launched()
+    book.add(1000, e.NodeLost(node=NodeId("n1"), incarnation=ONE, reason="reset"))
+    book.add(1001, plan(2, e.Motive.UNPLANNED, (change(1, "n3"),)))
+    parked = e.Report(has_state=True, applied=7)
+    for name in ("n0", "n2"):
+        book.add(1002, prepared(2, name, parked))
+    book.add(1003, committed(2, 2, 8))
+    book.add(1004, with_fields(applied(2, "n0", {}), keeps_step=True))
+    anew = plan(3, e.Motive.UNPLANNED, (change(1, "n2"),), replaces=2)
+    book.add(1005, anew)
+    book.add(1006, prepared(3, "n0", parked))
+    book.add(1007, committed(3, 3, 8))
+    book.add(1008, applied(3, "n0", {}))
+
+    assert [each.steps_lost for each in book.told()] == [1]
+
+
 def test_without_a_known_fault_an_incident_begins_with_the_evidence() -> None:
     """Nobody injected anything: there is no `detect`, and downtime counts from the first fact."""
     book = launched()
