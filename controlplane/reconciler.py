@@ -10,6 +10,10 @@ facts arrive, and the next turn takes them all (group commit). The ledger advanc
 store has answered the last append of a turn; until then the same append is repeated, since by its
 guards it is applied at most once, and only this term can move the head. Losing the term ends
 `run`.
+
+The one exception: a turn that nobody waits for (`Turn.can_wait`) waits a moment for company. While
+a loss is answered the members acknowledge one after the other, and an append for each of the first
+would be in the way, of the last one's fact and of the commit, on the same processors.
 """
 
 from __future__ import annotations
@@ -36,6 +40,9 @@ from statemachine.state import FleetState
 
 PAUSE_S: Final = 0.05
 """Pause between tries of an append while the store is away."""
+
+COMPANY_S: Final = 0.015
+"""How long a turn that nobody waits for may wait for company, in seconds."""
 
 Identity = tuple[str, int, int]
 
@@ -127,26 +134,42 @@ class Reconciler:
 
     async def take_turn(self) -> bool:
         """Take one turn now; return whether facts are left for which there was no room."""
-        own, self._own = self._own, []
-        also, self._also = self._also, None
-        if not self._in_order:  # after a watch broke and all was read again
-            ordered = sorted(self._waiting.values(), key=_arrival)
-            self._waiting = {_identity(item): item for item in ordered}
-            self._in_order = True
-        turn = plan_turn(
-            self.ledger,
-            tuple(self._waiting.values()),
-            own,
-            now_ms=self._clock_ms(),
-            writer=self._leadership.controller,
-            also_project=also,
-            own_rule=self._own_rule,
-        )
+        turn = await self._next_turn()
+        self._own, self._also = [], None
         for batch in turn.batches:
             self._take_out(batch.consumed)
             await self._append(batch)
         self._adopt(turn)
         return bool(turn.left)
+
+    async def _next_turn(self) -> Turn:
+        """Plan what is to be done now; one that nobody waits for grows for a moment first."""
+        turn = self._plan()
+        if not turn.can_wait:
+            return turn
+        with anyio.move_on_after(COMPANY_S):
+            while turn.can_wait:
+                self._wake = anyio.Event()
+                await self._wake.wait()
+                turn = self._plan()
+        self._wake = anyio.Event()
+        return self._plan()  # with whatever came as time ran out
+
+    def _plan(self) -> Turn:
+        """Plan a turn for all that waits; nothing is taken yet."""
+        if not self._in_order:  # after a watch broke and all was read again
+            ordered = sorted(self._waiting.values(), key=_arrival)
+            self._waiting = {_identity(item): item for item in ordered}
+            self._in_order = True
+        return plan_turn(
+            self.ledger,
+            tuple(self._waiting.values()),
+            self._own,
+            now_ms=self._clock_ms(),
+            writer=self._leadership.controller,
+            also_project=self._also,
+            own_rule=self._own_rule,
+        )
 
     def _take_out(self, consumed: Iterable[InboxItem]) -> None:
         """Keep facts that are about to leave the inbox from being taken twice."""

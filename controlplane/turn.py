@@ -41,6 +41,12 @@ TAKE_OPS_MAX: Final = 90
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Bytes of one append; the store's limit is half as much again."""
 
+IN_COMPANY: Final = (e.TransitionPrepared, e.TransitionApplied, e.StepResumed)
+"""Facts that every member of a transition states; the last of them alone has a consequence."""
+
+COMPANY_MAX: Final = 32
+"""Such facts that are worth an append, whoever else is still to come."""
+
 Counters: TypeAlias = "HashTrieMap[str, tuple[Incarnation, int]]"
 
 
@@ -77,6 +83,18 @@ class Turn(Struct, frozen=True, kw_only=True):
     set_aside: tuple[Passed, ...] = ()
     held_back: tuple[Passed, ...] = ()
     left: tuple[InboxItem, ...] = ()
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether nobody waits for it: it decides nothing, changes no key, has nothing to report,
+        and expects company.
+        """
+        return (
+            0 < len(self.recorded) < COMPANY_MAX
+            and not self.set_aside
+            and all(isinstance(entry.event, IN_COMPANY) for entry in self.recorded)
+            and not any(batch.desired or batch.orders for batch in self.batches)
+        )
 
 
 class _Step(Struct, frozen=True):
