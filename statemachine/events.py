@@ -426,7 +426,7 @@ class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     `pending` the step whose gradients it holds, synchronised, without having seen the vote
     (-1: none); `has_state` is false for a joiner, whose weights mean nothing. `saved` is said at a
     launch, and where a plan asks: the last step whose update is in the newest save that it can load
-    (-1: none), and `saves` all such steps, if it knows more than the newest.
+    (-1: none), `saved_in` where, in words; `saves` all such steps, if it knows more than one.
     """
 
     has_state: bool
@@ -434,7 +434,6 @@ class Report(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     pending: int = -1
     saved: int = -1
     saved_in: str = ""
-    """Where that is, in words."""
     saves: tuple[int, ...] = ()
 
 
@@ -550,10 +549,7 @@ class TransitionCommitted(Event, frozen=True, tag=True):
 
 
 class TransitionApplied(Event, frozen=True, tag=True):
-    """A member trains inside the new group; `peers` are those it is connected to.
-
-    `keeps_step`: it goes on in the step that it was in, with all that this had computed.
-    """
+    """A member trains inside the new group with `peers`, and in the same step if it keeps it."""
 
     job: JobId
     transition: TransitionId
