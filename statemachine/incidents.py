@@ -229,6 +229,8 @@ class Telling(Struct, kw_only=True):
     state: FleetState = field(default_factory=FleetState)
     accounts: dict[_Key, _Account] = field(default_factory=dict)
     evidence: dict[tuple[NodeId, Incarnation], e.Recorded] = field(default_factory=dict)
+    lost_with: dict[tuple[JobId, Slot], tuple[NodeId, Incarnation]] = field(default_factory=dict)
+    """Whose life ended in a slot last: its node may have joined anew before the slot is planned."""
     wishes: dict[NodeId, e.Recorded] = field(default_factory=dict)
     faults: list[e.FaultInjected] = field(default_factory=list)
 
@@ -262,6 +264,7 @@ class Telling(Struct, kw_only=True):
                 self.evidence.pop((event.peer, event.peer_incarnation), None)
             case e.WorkerExited() | e.LeaseExpired() | e.NodeLost() | e.NodeLeft():
                 self.evidence.setdefault((event.node, event.incarnation), recorded)
+                self._ended(event.node, event.incarnation)
             case e.DrainRequested() | e.SwitchoverRequested() | e.QuarantineRequested():
                 self.wishes[event.node] = recorded
             case e.VerdictIssued() if event.verdict in (e.Verdict.DEGRADED, e.Verdict.FAULTY):
@@ -275,6 +278,12 @@ class Telling(Struct, kw_only=True):
             case _:
                 pass
 
+    def _ended(self, name: NodeId, incarnation: Incarnation) -> None:
+        node = self.state.current(name, incarnation)
+        job = self.state.jobs.get(node.job) if node is not None else None
+        if node is not None and job is not None and job.holders.get(node.slot) == name:
+            self.lost_with[(job.job, node.slot)] = (name, incarnation)
+
     def _planned(self, recorded: e.Recorded, plan: e.TransitionPlanned) -> None:
         job = self.state.jobs.get(plan.job)
         held = job.holders if job is not None else {}
@@ -282,8 +291,7 @@ class Telling(Struct, kw_only=True):
         changes = []
         for change in plan.changes:
             left = change.leaver or held.get(change.slot, NodeId(""))
-            node = self.state.nodes.get(left)
-            known = node.incarnation if node is not None else Incarnation(0)
+            known = self._incarnation_in(plan.job, change.slot, left)
             changes.append(
                 _Change(
                     slot=change.slot,
@@ -308,6 +316,13 @@ class Telling(Struct, kw_only=True):
             joiners=frozenset(change.joiner for change in changes),
         )
         self.accounts[(plan.job, plan.transition)] = account
+
+    def _incarnation_in(self, job: JobId, slot: Slot, name: NodeId) -> Incarnation:
+        lost, incarnation = self.lost_with.get((job, slot), (NodeId(""), Incarnation(0)))
+        node = self.state.nodes.get(name)
+        if lost == name or node is None:
+            return incarnation
+        return node.incarnation
 
     def last_answer(
         self, job: JobId, transition: TransitionId, *, take: bool = False

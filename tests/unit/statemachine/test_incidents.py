@@ -22,6 +22,7 @@ from statemachine.incidents import PHASES, Incident, incidents
 
 JOB = JobId("j")
 ONE = Incarnation(1)
+TWO = Incarnation(2)
 NODES = ("n0", "n1", "n2", "n3")
 
 
@@ -45,8 +46,7 @@ def launched() -> Book:
     book = Book()
     book.add(0, e.JobDeclared(job=JOB, axes={"dp": 3}))
     for name in NODES:
-        node = NodeId(name)
-        book.add(1, e.NodeJoined(node=node, incarnation=ONE, host="h"))
+        book.add(1, joined(name))
         book.add(2, ready(name))
     changes = tuple(change(slot, NODES[slot]) for slot in range(3))
     launch = plan(1, e.Motive.LAUNCH, changes)
@@ -54,6 +54,11 @@ def launched() -> Book:
     book.add(4, committed(1, 1, 0))
     book.add(5, finished(1))
     return book
+
+
+def joined(name: str) -> e.NodeJoined:
+    """A machine that comes."""
+    return e.NodeJoined(node=NodeId(name), incarnation=ONE, host="h")
 
 
 def ready(name: str) -> e.WorkerReady:
@@ -284,6 +289,31 @@ def test_without_a_known_fault_an_incident_begins_with_the_evidence() -> None:
     assert "detect" not in told.phases_ms
     assert told.began_at_ms == 1010.0
     assert told.downtime_ms == pytest.approx(90.5)
+
+
+def test_a_node_that_came_back_before_its_slot_was_planned_is_told_of_with_its_own_loss() -> None:
+    """Where nobody else can take a slot, its holder joins anew first and may be lost again later:
+    each loss begins when that life ended, and costs the time since then.
+    """
+    book = launched()
+    book.add(1000, e.NodeLost(node=NodeId("n1"), incarnation=ONE, reason="reset"))
+    book.add(3000, with_fields(joined("n1"), incarnation=TWO))
+    book.add(3100, with_fields(ready("n1"), incarnation=TWO))
+    again = with_fields(change(1, "n1"), joiner_incarnation=TWO)
+    book.add(3200, plan(2, e.Motive.UNPLANNED, (again,)))
+    book.add(3210, prepared(2, "n0", e.Report(has_state=True, applied=7)))
+    book.add(3220, committed(2, 2, 8))
+    book.add(3230, finished(2))
+    book.add(3301, resumed(2, "n0", 3300.0, 50.0, 990.0))
+    book.add(9000, with_fields(reset("n1", "n0"), peer_incarnation=TWO))
+    book.add(9001, e.NodeLost(node=NodeId("n1"), incarnation=TWO, reason="reset"))
+    book.add(9002, plan(3, e.Motive.UNPLANNED, (change(1, "n3"),)))
+
+    first, second = book.told()
+
+    assert (first.began_at_ms, first.downtime_ms) == (1000.0, 2300.0)
+    assert first.phases_ms["decide"] == 2200.0
+    assert (second.node, second.began_at_ms) == ("n1", 9000.0)
 
 
 def test_a_fault_of_another_node_or_a_later_one_explains_nothing() -> None:
