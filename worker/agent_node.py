@@ -47,6 +47,7 @@ from worker.agent_lease import keep_lease, say_farewell
 from worker.agent_settings import AgentSettings
 from worker.channel import ChannelClosed, FrameTooLarge
 from worker.gauges.sampler import Sampler
+from worker.standing_back import Newcomer
 from worker.supervise import Exit, TrainingProcess
 from worker.sweeper import ProbePort, Sweeper
 
@@ -128,6 +129,7 @@ class NodeLife:
         self._killed_for = ""
         self._end: End | None = None
         self._process: TrainingProcess
+        self._newcomer: Newcomer
         self._group: anyio.abc.TaskGroup
 
     @property
@@ -139,6 +141,7 @@ class NodeLife:
         """Live until the job is over, `stop` is set, or this incarnation cannot go on."""
         self._facts.put(self._joined())
         self._process = await self._start_process()
+        self._newcomer = Newcomer(self._process.child.pid)
         loops = (
             lambda: keep_lease(self._session),
             self._facts.run,
@@ -156,6 +159,7 @@ class NodeLife:
                     self._group.start_soon(self._guarded, loop)
         finally:
             self._abort_watch.disarm()
+            self._newcomer.settle()
             self._process.child.kill()
             self._process.channel.close()
         await self._process.child.wait()
@@ -236,6 +240,7 @@ class NodeLife:
         except EventCorrupt as error:
             log.error("ignored: %s", error)
             return
+        self._newcomer.heed(self._desired)
         if not self._greeted:
             self._greeted = True
             self._process.channel.send(
@@ -314,6 +319,7 @@ class NodeLife:
         log.info("the training process said: %s", _brief(said))
         self._take(on_message(self._me, said))
         if isinstance(said, m.Ready):  # only now do these mean anything to it
+            self._newcomer.settle()
             if self._desired is not None:
                 self._take(on_desired(self._me, self._desired))
             if self._orders is not None:

@@ -140,7 +140,7 @@ class Rehearsing:
             self._say(rehearsal.outcome())
 
         try:
-            with Bounds(order.caps, give_up):
+            with Bounds(order.caps, give_up, wanted=interrupted):
                 yield from self._rehearse(order, rehearsal, make_step, interrupted)
         except GeneratorExit:
             LastWords(give_up)

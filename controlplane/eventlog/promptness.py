@@ -25,6 +25,9 @@ SLICE_NS: Final = 100_000
 _ORDINARY: Final = 0
 """The policy of whatever is neither real-time nor for idle times only."""
 
+_IDLE: Final = 5
+"""The policy of what is for idle times only; whoever asks to be prompt is so no more."""
+
 _CALLS: Final = {"x86_64": (314, 315), "aarch64": (274, 275)}
 """Numbers of sched_setattr and sched_getattr, which the C library has no names for."""
 
@@ -61,26 +64,31 @@ def starting(*, prompt: bool) -> Iterator[None]:
         _ask_for(SLICE_NS if was_prompt else 0)
 
 
-def slice_ns() -> int:
-    """The slice of the calling thread in ns; 0 where the kernel does not say."""
-    found = _read()
-    return int(found.runtime) if found is not None else 0
+def slice_ns(thread: int = 0) -> int:
+    """The slice of a thread in ns, of the calling one by default; 0 where the kernel does not
+    say.
+    """
+    found = _read(thread)
+    return int(found.runtime) if found is not None and found.policy == _ORDINARY else 0
 
 
-def _read() -> _Attributes | None:
+def _read(thread: int = 0) -> _Attributes | None:
     if sys.platform != "linux" or platform.machine() not in _CALLS:
         return None
     _, read = _CALLS[platform.machine()]
     found = _Attributes()
     size = ctypes.sizeof(found)
-    failed = ctypes.CDLL(None).syscall(read, 0, ctypes.byref(found), size, 0)
-    return found if not failed and found.policy == _ORDINARY else None
+    failed = ctypes.CDLL(None).syscall(read, thread, ctypes.byref(found), size, 0)
+    return found if not failed and found.policy in (_ORDINARY, _IDLE) else None
 
 
 def _ask_for(runtime_ns: int) -> bool:
     wanted = _read()
     if wanted is None:
         return False
+    if wanted.policy == _IDLE and not runtime_ns:
+        return False  # an ordinary slice says nothing among the idle
+    wanted.policy = _ORDINARY
     wanted.size, wanted.runtime = ctypes.sizeof(wanted), runtime_ns
     write, _ = _CALLS[platform.machine()]
     return bool(ctypes.CDLL(None).syscall(write, 0, ctypes.byref(wanted), 0) == 0)

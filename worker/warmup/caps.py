@@ -13,17 +13,15 @@ import resource
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
+from controlplane.eventlog.promptness import be_prompt
 from statemachine.topology import WarmupCaps
+from worker.standing_back import STAND_BACK_S_MAX, stand_back, take_share
 
 EXIT_CODE: Final = 70
 """How a process ends whose rehearsal went too far (EX_SOFTWARE)."""
-
-NICENESS: Final = 5
-"""How much a rehearsal stands back: a third of the weight of what trains on the same cores."""
 
 _LOOK_S: Final = 0.05
 _PAGE_BYTES: Final = resource.getpagesize()
@@ -35,11 +33,16 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * _PAGE_BYTES
 
 
+def _nobody() -> bool:
+    return False
+
+
 class Bounds:
     """Bounds one rehearsal for as long as its block runs.
 
     `tell` is called with the reason when a bound is passed; the process ends when it returns. What
-    is bounded stands back behind the run, unless it is what the run waits for.
+    is bounded stands back behind the run, unless it is what the run waits for (`stand_back`), and
+    until it is: `wanted` is asked all the time.
     """
 
     def __init__(
@@ -49,19 +52,21 @@ class Bounds:
         end: Callable[[int], None] = os._exit,  # nothing of a stuck process can be unwound
         *,
         stand_back: bool = True,
+        wanted: Callable[[], bool] = _nobody,
     ) -> None:
-        self._caps, self._tell, self._end = caps, tell, end
+        self._caps, self._tell, self._end, self._wanted = caps, tell, end, wanted
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stands_back, self._stood_back = stand_back, False
+        self._stands_back = stand_back
+        self._share = threading.Lock()
 
     def __enter__(self) -> Self:
         """Begin to watch, and stand back."""
-        if self._caps.deadline_s or self._caps.memory_bytes:
+        if self._stands_back or self._caps.deadline_s or self._caps.memory_bytes:
             self._thread = threading.Thread(target=self._watch, name="rehearsal", daemon=True)
             self._thread.start()
-        if self._stands_back:
-            self._stand_back()
+        with self._share:
+            self._stands_back = self._stands_back and stand_back(os.getpid())
         return self
 
     def __exit__(
@@ -72,24 +77,23 @@ class Bounds:
     ) -> None:
         """Stop watching, and take one's full share again."""
         self._over.set()
-        if self._stood_back:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, 0, 0)
+        self._come_forth()
         if self._thread is not None:
             self._thread.join()
 
-    def _stand_back(self) -> None:
-        """Lower the priority of this thread, if it could be raised again."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
-        if os.getpriority(os.PRIO_PROCESS, 0) or not (os.geteuid() == 0 or soft >= 20):
-            return
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-            self._stood_back = True
+    def _come_forth(self) -> None:
+        with self._share:
+            if self._stands_back:
+                self._stands_back = False
+                take_share(os.getpid())
 
     def _watch(self) -> None:
-        ends_at_s = time.monotonic() + (self._caps.deadline_s or float("inf"))
+        be_prompt()
+        began_s = time.monotonic()
+        ends_at_s = began_s + (self._caps.deadline_s or float("inf"))
         while not self._over.wait(_LOOK_S):
+            if self._wanted() or time.monotonic() > began_s + STAND_BACK_S_MAX:
+                self._come_forth()
             reason = self._passed(ends_at_s)
             if reason and not self._over.is_set():
                 faulthandler.dump_traceback(all_threads=True)

@@ -38,6 +38,7 @@ from worker.agent_abort import AbortWatch
 from worker.channel import AgentChannel, ChannelClosed, open_pair
 from worker.diary import STEPS_VARIABLE
 from worker.faultpoints import FAULTPOINTS_VARIABLE, Act, arm, reached
+from worker.standing_back import Newcomer
 
 SCRIPT = Path(__file__).with_name("train_tiny.py")
 JOB = JobId("tiny")
@@ -67,6 +68,7 @@ class PlayedNode:
         self.diary = Path()
         self.finished = False
         self.watch: AbortWatch | None = None
+        self.newcomer: Newcomer | None = None
         self.killed_for = ""
 
     def kill(self, reason: str) -> None:
@@ -151,6 +153,8 @@ class CoreFleet:
             if record is None or record.incarnation != node.incarnation:
                 continue
             was_member = node.me.member
+            if node.newcomer is not None:
+                node.newcomer.heed(desired)
             node.me, told = on_desired(node.me, desired)
             node.me, more = on_orders(node.me, orders_of(self.state, record))
             self._perform(node, (*told, *more), was_member)
@@ -189,6 +193,7 @@ class CoreFleet:
         )
         theirs.close()
         self.nodes[name] = node
+        node.newcomer = Newcomer(node.process.pid)
         node.watch = AbortWatch(self.state.policy.abort_deadline_s, node.kill)
         self.say(e.NodeJoined(node=node.name, incarnation=node.incarnation, host=machine.host))
         channel.send(
@@ -218,6 +223,8 @@ class CoreFleet:
                 self._perform(node, told, was_member)
                 node.finished = node.finished or isinstance(said, m.Finished)
                 if isinstance(said, m.Ready):
+                    if node.newcomer is not None:
+                        node.newcomer.settle()
                     self._tell_all()
         except ChannelClosed:
             self._ended(node)
@@ -228,6 +235,8 @@ class CoreFleet:
 
     def _ended(self, node: PlayedNode) -> None:
         self.changed.set()
+        if node.newcomer is not None:
+            node.newcomer.settle()
         if node.watch is not None:
             node.watch.disarm()
         if node.finished or node.me.stopped or not self.agents_tell:

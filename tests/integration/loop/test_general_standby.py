@@ -1,6 +1,8 @@
 """A general standby rehearses each role of a pipeline with recorded answers, and takes any slot."""
 
+import contextlib
 import math
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ import pytest
 
 from statemachine import events as e
 from statemachine.ids import NodeId
+from worker.standing_back import may_stand_back
 
 Launch = Callable[..., Awaitable[Any]]
 
 SCRIPT = Path(__file__).with_name("train_stages.py")
-SLOW = ["--slow-ms", "20"]
+SLOW = ["--slow-ms", "100"]  # until a story is over: a run must not end before
 AXES = {"pp": 3, "dp": 2}
 WIDE = {"pp": 3, "tp": 2, "dp": 1}
 WHOLE = {"pp": 3, "tp": 2, "dp": 2}
@@ -203,3 +206,32 @@ async def test_compiled_stages_are_rehearsed_and_taken(launch: Launch, tmp_path:
 
 def _nodes(entries: list[Any]) -> set[str]:
     return {str(entry.event.node) for entry in entries}
+
+
+@pytest.mark.skipif(not may_stand_back(), reason="nobody stands back here")
+async def test_a_newcomer_stands_back_behind_the_run_and_a_warm_standby_does_not(
+    launch: Launch,
+) -> None:
+    """From its start until it is ready each thread is idle's; warm, it has its share to the last
+    thread, and so had whoever the launch waited for.
+    """
+    fleet = await launch(nodes=2, standbys=0, steps=10_000, extra=["--slow-ms", "20"])
+    seen = {name: classes(fleet, name) for name in ("n0", "n1")}
+    await fleet.until("it runs", fleet.idle)
+    await fleet.start("n2")
+    seen["starting"] = classes(fleet, "n2")
+    await fleet.until("it is warm", lambda: "n2" in fleet.warm(), 60.0)
+    seen["warm"] = classes(fleet, "n2")
+    await fleet.stop()
+
+    ordinary, idle = {os.SCHED_OTHER}, {os.SCHED_IDLE}
+    assert seen == {"n0": ordinary, "n1": ordinary, "starting": idle, "warm": ordinary}
+
+
+def classes(fleet: Any, node: str) -> set[int]:
+    """In which scheduling classes a node's threads are."""
+    found = set()
+    for task in Path(f"/proc/{fleet.nodes[node].process.pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            found.add(os.sched_getscheduler(int(task.name)))
+    return found

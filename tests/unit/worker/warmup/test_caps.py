@@ -2,23 +2,27 @@
 
 import os
 import threading
+import time
+from typing import Any
 
 import pytest
 
 from statemachine.topology import WarmupCaps
+from worker.standing_back import may_stand_back
+from worker.warmup import caps
 from worker.warmup.caps import EXIT_CODE, Bounds, resident_bytes
 from worker.warmup.lastwords import described
 
 
 @pytest.mark.parametrize(
-    ("caps", "words"),
+    ("bounds", "words"),
     [
         (WarmupCaps(deadline_s=0.2), "hangs: no end within 0.2 s"),
         (WarmupCaps(memory_bytes=1 << 20), "takes too much memory"),
     ],
 )
 def test_a_bound_that_is_passed_is_told_before_the_process_ends(
-    caps: WarmupCaps, words: str, capfd: pytest.CaptureFixture[str]
+    bounds: WarmupCaps, words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The reason first, then the end, from another thread than the one that is stuck."""
     told: list[str] = []
@@ -29,7 +33,7 @@ def test_a_bound_that_is_passed_is_told_before_the_process_ends(
         codes.append(code)
         ended.set()
 
-    with Bounds(caps, told.append, end):
+    with Bounds(bounds, told.append, end):
         assert ended.wait(10)
     assert words in told[0]
     assert codes == [EXIT_CODE]
@@ -37,14 +41,47 @@ def test_a_bound_that_is_passed_is_told_before_the_process_ends(
 
 
 def test_within_its_bounds_nothing_is_told() -> None:
-    """A rehearsal that ends in time leaves no thread, and the priority it came with."""
-    before, threads = os.getpriority(os.PRIO_PROCESS, 0), threading.active_count()
-    told: list[str] = []
-    with Bounds(WarmupCaps(deadline_s=60, memory_bytes=1 << 50), told.append, told.append):  # type: ignore[arg-type]
-        assert os.getpriority(os.PRIO_PROCESS, 0) >= before
+    """A rehearsal that ends in time leaves no thread, and its thread has its full share again."""
+    threads = threading.active_count()
+    told: list[Any] = []
+    with Bounds(WarmupCaps(deadline_s=60, memory_bytes=1 << 50), told.append, told.append):
+        back = os.SCHED_IDLE if may_stand_back() else os.SCHED_OTHER
+        assert os.sched_getscheduler(0) == back
     assert told == []
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
     assert threading.active_count() == threads
+
+
+def test_what_the_run_waits_for_does_not_stand_back() -> None:
+    """Priming for a slot that is vacant has its full share all the time."""
+    with Bounds(WarmupCaps(deadline_s=60), lambda _: None, stand_back=False):
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@pytest.mark.skipif(not may_stand_back(), reason="nobody stands back here")
+def test_a_rehearsal_comes_forth_when_its_node_is_needed() -> None:
+    """An order that arrives in the middle of a rehearsed step is not kept waiting by the run."""
+    wanted = threading.Event()
+    with Bounds(WarmupCaps(), lambda _: None, wanted=wanted.is_set):
+        assert os.sched_getscheduler(0) == os.SCHED_IDLE
+        wanted.set()
+        assert forth_within(5)
+
+
+@pytest.mark.skipif(not may_stand_back(), reason="nobody stands back here")
+def test_no_rehearsal_stands_back_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that never rests it gets its share in the end."""
+    monkeypatch.setattr(caps, "STAND_BACK_S_MAX", 0.1)
+    with Bounds(WarmupCaps(), lambda _: None):
+        assert forth_within(5)
+
+
+def forth_within(patience_s: float) -> bool:
+    """Whether this thread gets its full share in time."""
+    ends_at_s = time.monotonic() + patience_s
+    while os.sched_getscheduler(0) == os.SCHED_IDLE and time.monotonic() < ends_at_s:
+        time.sleep(0.01)
+    return os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def test_what_is_resident_grows_with_what_is_held() -> None:
