@@ -1,7 +1,10 @@
 """Checkpoints of a shard: whole or passed over, foreign ones refused, the last good one stays."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -231,32 +234,43 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> N
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("harm", ["read-only", "full"])
-def test_a_folder_that_turns_bad_costs_no_step_and_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+NAMESPACE = (
+    ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+)
+"""How to run a command with disks of its own."""
+
+OWN_DISK = subprocess.run(
+    [*NAMESPACE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+)
+
+
+@pytest.mark.skipif(OWN_DISK.returncode != 0, reason="no disk can be mounted for a test here")
+@pytest.mark.parametrize(
+    ("harm", "words"), [("read-only", "Read-only file system"), ("full", "No space left on device")]
+)
+def test_a_disk_that_turns_bad_costs_no_step_and_no_checkpoint(
+    tmp_path: Path, harm: str, words: str
 ) -> None:
-    """The failure is told with the path and the system's word; the one before is still whole."""
-    one = Process(tmp_path)
-    one.save(0)
-    words = {"read-only": "Read-only file system", "full": "No space left on device"}[harm]
-    number = {"read-only": 30, "full": 28}[harm]
+    """A real disk, full or locked: told with the path and the system's word; the checkpoint before
+    can be loaded meanwhile, nothing half-written stays, and the next is whole once there is room.
+    """
+    script = Path(__file__).with_name("small_disk.py")
+    done = subprocess.run(
+        [*NAMESPACE, sys.executable, str(script), str(tmp_path), harm],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(number, words)
-
-    target = "torch.distributed.checkpoint.filesystem._write_item" if harm == "full" else ""
-    if harm == "full":
-        monkeypatch.setattr(target, refuse)
-    else:
-        monkeypatch.setattr(Path, "mkdir", refuse)
-    one.step()
-    told = one.save(1)
-    monkeypatch.undo()
-    assert words in told.failure
-    assert "step-000000001" in told.failure
-    assert one.kept.newest() == 0
-    assert not list(tmp_path.rglob("*draft*"))
-    assert one.save(2).failure == ""
+    assert said["failures"][0] == said["failures"][2] == "", said
+    assert words in said["failures"][1]
+    assert "step-000000001" in said["failures"][1]
+    assert "\n" not in said["failures"][1]
+    assert (said["newest"], said["same"], said["drafts"]) == (0, True, []), said
+    assert said["in the end"] == 2
 
 
 def test_numbers_that_cannot_be_are_refused(tmp_path: Path) -> None:
