@@ -17,6 +17,9 @@ settings.load_profile("changeover")  # how long an example takes says nothing on
 
 _NUMBERS = itertools.count(1)
 
+WITHOUT_FLEET = {"groups", "simulator", "transfer", "test_site.py"}
+"""Folders and files of integration tests that start no agents."""
+
 # A shell that starts something in its background has it ignore Ctrl-C, and so do all its children:
 # commands that are interrupted by tests have to hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,10 +28,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep together what starts whole fleets: one process runs those tests, one at a time, while
-    another runs the rest. A machine with two fleets on it is too slow for either.
+    another runs the rest. A machine with two fleets on it is too slow for either; what starts a few
+    processes and no fleet belongs to the rest, so that both take about as long.
     """
     for item in items:
-        if "integration" in item.path.parts:
+        if "integration" in item.path.parts and not WITHOUT_FLEET & {*item.path.parts}:
             item.add_marker(pytest.mark.xdist_group("fleets"))
 
 
