@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 import shutil
 import threading
 import time
@@ -155,7 +156,7 @@ class Copies:
             ward, step = due
             began_s = time.perf_counter()
             try:
-                self._put(ward.slot, step, self._copy_of(ward, step))
+                self._fetch(ward, step)
             except (OSError, TransferError) as error:
                 log.warning("no copy of step %d of slot %d: %s", step, ward.slot, error)
                 continue
@@ -164,21 +165,31 @@ class Copies:
     def _put(self, slot: Slot, step: int, image: StateImage) -> None:
         write(image, self._path(slot, self._turn(step)))
 
-    def _copy_of(self, ward: Holder, step: int) -> StateImage:
-        """The partner's copy of the same step, which it may not have taken yet."""
+    def _fetch(self, ward: Holder, step: int) -> None:
+        """Receive the partner's copy of the same step, which it may not have taken yet, where it is
+        kept: a state takes as much memory as it has, and no more.
+        """
         number = NUMBER_BASE + ward.slot * COPIES + self._turn(step)
+        path = self._path(ward.slot, self._turn(step))
 
         def into(header: ImageHeader) -> StateImage:
             if step_of(header) != step:
                 raise ImageRefused(f"has the copy of step {step_of(header)}")
-            return StateImage.allocate(header)
+            return drafted(header, path)
 
         ends_at_s = time.monotonic() + FETCH_S
-        while time.monotonic() < ends_at_s:
-            with suppress(TransferError):
-                return self.borrow([ward], number, into)
-            time.sleep(_TRY_S)
-        return self.borrow([ward], number, into)
+        try:
+            while True:
+                try:
+                    self.borrow([ward], number, into)
+                    break
+                except TransferError:
+                    if time.monotonic() >= ends_at_s:
+                        raise
+                time.sleep(_TRY_S)
+            _draft_of(path).replace(path)
+        finally:
+            _draft_of(path).unlink(missing_ok=True)
 
     def _turn(self, step: int) -> int:
         return (step + 1) // self.every % COPIES
@@ -298,16 +309,35 @@ def copied(image: StateImage, into: StateImage | None = None) -> StateImage:
     return StateImage(views, image.meta)
 
 
+def _draft_of(path: Path) -> Path:
+    return path.with_suffix(".draft")
+
+
 def write(image: StateImage, path: Path) -> None:
     """Put an image into a file, whole or not at all (against a kill of the process; memory needs no
     fsync).
     """
-    draft = path.with_suffix(".draft")
-    with draft.open("wb") as file:
+    with _draft_of(path).open("wb") as file:
         file.write(image.header.encoded())
         for view in image.tensors:
             file.write(view.memory)
-    draft.replace(path)
+    _draft_of(path).replace(path)
+
+
+def drafted(header: ImageHeader, path: Path) -> StateImage:
+    """A file that is not yet under its name, mapped, for an image to be received into.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    encoded = header.encoded()
+    with _draft_of(path).open("w+b") as file:
+        file.write(encoded)
+        file.flush()
+        total = len(encoded) + header.nbytes
+        os.posix_fallocate(file.fileno(), 0, total)  # room that lacks is an error, not a signal
+        whole = memoryview(mmap.mmap(file.fileno(), total, access=mmap.ACCESS_WRITE))
+    return _seen_in(whole, header)
 
 
 def read(path: Path) -> StateImage:
@@ -319,10 +349,15 @@ def read(path: Path) -> StateImage:
     """
     with path.open("rb") as file:
         header = _header_in(file)
-        at = file.tell()
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    if whole.nbytes != at + header.nbytes:
-        raise ImageRefused(f"{path} is cut short")
+        if whole.nbytes != file.tell() + header.nbytes:
+            raise ImageRefused(f"{path} is cut short")
+    return _seen_in(whole, header)
+
+
+def _seen_in(whole: memoryview, header: ImageHeader) -> StateImage:
+    """The image that lies in a file, behind its header."""
+    at = whole.nbytes - header.nbytes
     views = []
     for spec in header.specs:
         views.append(TensorView(spec, whole[at : at + spec.nbytes]))

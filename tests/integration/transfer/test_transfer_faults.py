@@ -364,36 +364,6 @@ def test_the_joiner_may_refuse_a_header(start: Any) -> None:
         take(start("n2", nbytes=MIB, seed=3)[0].through(), into=into)
 
 
-def test_receiving_takes_no_second_copy_of_the_state(start: Any) -> None:
-    """The joiner's memory grows by little beside the destination that exists already."""
-    (source,) = start("n0", nbytes=96 * MIB)
-    program = f"""
-import resource, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from source_process import image_of
-from worker.transfer import Party, Source, fetch
-into = image_of(1, 96 << 20)
-for view in into.tensors:
-    view.memory[:] = bytes(len(view.memory))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-report = fetch([Source("127.0.0.1", {source.port}, Party("n0", 1))], secret=bytes(range(32)),
-    job={JOB!r}, transition={TRANSITION}, joiner=Party("n9", 3), into=into)
-print(into.digest(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-    )
-    assert done.returncode == 0, done.stderr
-    digest, grown_kib = done.stdout.split()
-
-    assert digest == source.digest
-    assert int(grown_kib) < 16 * 1024, f"peak memory grew by {grown_kib} KiB"
-
-
 def _closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
