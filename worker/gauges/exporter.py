@@ -1,10 +1,15 @@
 """GPU gauges from a Prometheus page, such as that of dcgm-exporter, instead of NVML.
 
 What belongs here: the text format, as far as it is needed, and which of the exporter's names are
-which of ours. A page that cannot be fetched in time, or holds none of the names, is blind.
+which of ours. A page that cannot be fetched in time, or holds none of the names, is blind. So are,
+each named: fewer devices than expected, a device that is partitioned (MIG: a page repeats what is
+the whole's for each instance, and leaves out what is not), and a value that no device can have:
+older releases print a blank as 2^63 less a few, some drivers a number of noise.
+
+Whose page it is: the exporter names a host in a label whose case changed with releases, and where
+it runs in a pod the name is the pod's. So the name matters only where a page tells of several.
 """
 
-import math
 import re
 import urllib.error
 import urllib.request
@@ -53,11 +58,14 @@ def parse(page: str) -> Iterator[Sample]:
 
 
 class _Name(NamedTuple):
-    """Which of our gauges a name of the exporter is: how scaled, and how devices make one."""
+    """Which of our gauges a name of the exporter is: how scaled, how devices make one, and the most
+    that a device can say in the exporter's unit.
+    """
 
     metric: str
     scaled: Callable[[float], float]
     whole: Callable[[Sequence[float]], float]
+    most: float
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -70,38 +78,75 @@ def _slowed(reasons: float) -> float:
 
 
 _NAMES: Final[Mapping[str, _Name]] = {
-    "DCGM_FI_DEV_SM_CLOCK": _Name(SM_CLOCK_MHZ, float, _mean),
-    "DCGM_FI_DEV_GPU_TEMP": _Name(GPU_TEMP_C, float, max),
-    "DCGM_FI_DEV_POWER_USAGE": _Name(GPU_POWER_W, float, _mean),
-    "DCGM_FI_DEV_GPU_UTIL": _Name(GPU_UTIL, lambda percent: percent / 100, _mean),
-    "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": _Name(THROTTLED, _slowed, _mean),
-    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": _Name(THROTTLED, _slowed, _mean),
+    "DCGM_FI_DEV_SM_CLOCK": _Name(SM_CLOCK_MHZ, float, _mean, 10_000),
+    "DCGM_FI_DEV_GPU_TEMP": _Name(GPU_TEMP_C, float, max, 200),
+    "DCGM_FI_DEV_POWER_USAGE": _Name(GPU_POWER_W, float, _mean, 10_000),
+    "DCGM_FI_DEV_GPU_UTIL": _Name(GPU_UTIL, lambda percent: percent / 100, _mean, 100),
+    "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": _Name(THROTTLED, _slowed, _mean, 2**32),
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": _Name(THROTTLED, _slowed, _mean, 2**32),
 }
 """The last two are one: its name changed with DCGM 3.3."""
 
 
-def gauges_of(page: str, host: str = "") -> Reading:
-    """Read our gauges off a page; of one host, if it serves several."""
-    values: dict[str, list[float]] = {}
-    for sample in parse(page):
-        known = _NAMES.get(sample.name)
-        other = host and sample.labels.get("Hostname", host) != host
-        if known is None or other or not math.isfinite(sample.value):
+def gauges_of(page: str, host: str = "", expected: int = 0) -> Reading:
+    """Read our gauges off a page: of `host`, if it tells of several, and of `expected` devices."""
+    samples = _of_host([each for each in parse(page) if each.name.startswith(_OURS)], host)
+    instances = {_device(each) for each in samples if "GPU_I_ID" in each.labels}
+    devices = {_device(each) for each in samples}
+    blind = {
+        f"gpu{number}": "MIG is on: its gauges are not those of the whole device"
+        for number in sorted(instances)
+    }
+    values: dict[str, dict[str, float]] = {}
+    for sample in samples:
+        known, number = _NAMES.get(sample.name), _device(sample)
+        if known is None or number in instances:
             continue
-        values.setdefault(sample.name, []).append(known.scaled(sample.value))
-    numbers = {_NAMES[name].metric: _NAMES[name].whole(found) for name, found in values.items()}
+        if not 0 <= sample.value <= known.most:  # nor what is no number
+            blind[f"{known.metric}.gpu{number}"] = f"the exporter says {sample.value:g}"
+            continue
+        values.setdefault(known.metric, {})[number] = known.scaled(sample.value)
+    wholes = {known.metric: known.whole for known in _NAMES.values()}
+    numbers = {metric: wholes[metric](list(each.values())) for metric, each in values.items()}
     if not numbers:
-        return Reading(blind={SOURCE: "the page holds no gauge of a GPU"})
-    missing = {known.metric for known in _NAMES.values()} - set(numbers)
-    return Reading(numbers, dict.fromkeys(sorted(missing), "the exporter does not tell it"))
+        blind[SOURCE] = "the page holds no gauge of a whole GPU"
+        return Reading(blind=blind)
+    if len(devices) < expected:
+        blind[SOURCE] = f"{len(devices)} of {expected} devices"
+    blind |= dict.fromkeys(sorted(set(wholes) - set(numbers)), "the exporter does not tell it")
+    return Reading(numbers, blind)
+
+
+_OURS: Final = "DCGM_FI_"
+
+
+def _of_host(samples: Sequence[Sample], host: str) -> list[Sample]:
+    """The samples of a host, if they are of several that are told apart."""
+    hosts = {_host(each) for each in samples} - {""}
+    if not host or len(hosts) < 2:
+        return list(samples)
+    return [each for each in samples if _host(each) in ("", host)]
+
+
+def _host(sample: Sample) -> str:
+    return sample.labels.get("Hostname") or sample.labels.get("hostname") or ""
+
+
+def _device(sample: Sample) -> str:
+    return sample.labels.get("gpu", "")
 
 
 class ExporterGauges:
-    """Fetches a page. `url` is that of the exporter; empty reads nothing."""
+    """Fetches a page. `url` is that of the exporter; empty reads nothing. `expected` is how many
+    devices the node should have, if that is known.
+    """
 
-    def __init__(self, url: str, host: str = "", *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, url: str, host: str = "", expected: int = 0, *, deadline_s: float = DEADLINE_S
+    ) -> None:
         self._url = url
         self._host = host
+        self._expected = expected
         self._deadline_s = deadline_s
 
     def read(self) -> Reading:
@@ -113,4 +158,4 @@ class ExporterGauges:
                 page = answer.read(PAGE_BYTES_MAX).decode(errors="replace")
         except (OSError, ValueError, urllib.error.URLError) as error:
             return Reading(blind={SOURCE: f"{self._url}: {getattr(error, 'reason', error)}"})
-        return gauges_of(page, self._host)
+        return gauges_of(page, self._host, self._expected)

@@ -52,9 +52,9 @@ class Sampler:
         """The gauges of this machine: the kernel's, and those of GPUs where they are expected."""
         exporter = os.environ.get(EXPORTER_VARIABLE, "")
         expected = os.environ.get(GPUS_VARIABLE, "0")
-        gpus = int(expected) if expected.isdigit() and not exporter else 0
-        page = ExporterGauges(exporter, os.uname().nodename)
-        return cls([SystemGauges(), NvmlGauges(gpus), page])
+        gpus = int(expected) if expected.isdigit() else 0
+        page = ExporterGauges(exporter, os.uname().nodename, gpus)
+        return cls([SystemGauges(), NvmlGauges(0 if exporter else gpus), page])
 
     async def run(self) -> None:
         """Read until cancelled."""

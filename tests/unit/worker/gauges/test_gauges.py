@@ -271,7 +271,78 @@ def test_where_no_gpu_is_expected_nothing_is_started() -> None:
 
 # --- an exporter's page -----------------------------------------------------------------------
 
-PAGE = (Path(__file__).parent / "data" / "dcgm_exporter.txt").read_text()
+DATA = Path(__file__).parent / "data"
+PAGE = (DATA / "dcgm_by_hand.txt").read_text()
+"""Built by hand, for what no recording holds: busy devices, throttling, two hosts."""
+MIG = "MIG is on: its gauges are not those of the whole device"
+
+
+def recorded(name: str) -> str:
+    """A page that a real exporter served; where it comes from stands on its first lines."""
+    page = (DATA / name).read_text()
+    assert page.startswith("# Recorded: ")
+    return page
+
+
+def test_a_recorded_page_is_read() -> None:
+    """A whole page of release 4: pages do not tell why clocks are low unless they are asked to."""
+    found = gauges_of(recorded("dcgm_4x_l4.txt"), "another-name", 1)
+
+    assert found.numbers == {
+        SM_CLOCK_MHZ: 210.0,
+        GPU_TEMP_C: 31.0,
+        GPU_POWER_W: 16.365,
+        GPU_UTIL: 0.0,
+    }
+    assert found.blind == {THROTTLED: "the exporter does not tell it"}
+    assert sum(1 for _ in parse(recorded("dcgm_4x_l4.txt"))) == 23, "a sample of each name"
+
+
+@pytest.mark.parametrize(
+    ("name", "partitioned"),
+    [("dcgm_2x_a100_mig.txt", ["gpu0"]), ("dcgm_3x_a30_mig.txt", ["gpu0", "gpu1"])],
+)
+def test_recorded_pages_of_partitioned_devices_are_blind(name: str, partitioned: list[str]) -> None:
+    """Whether a page tells of the device beside its instances (2.4) or of these alone (3.x)."""
+    found = gauges_of(recorded(name), "", len(partitioned))
+
+    assert found.numbers == {}
+    assert found.blind == dict.fromkeys(partitioned, MIG) | {
+        "exporter": "the page holds no gauge of a whole GPU"
+    }
+
+
+def test_a_recorded_page_of_whole_and_partitioned_devices_tells_of_the_whole() -> None:
+    """What instances repeat is no device's; the host's label in lower case, with a pod's name."""
+    found = gauges_of(recorded("dcgm_4x_mixed.txt"), "node-7", 3)
+
+    assert found.numbers == {GPU_TEMP_C: 44.0}
+    assert {name: found.blind[name] for name in ("gpu0", "gpu2")} == {"gpu0": MIG, "gpu2": MIG}
+    assert "exporter" not in found.blind, "all three devices are there"
+    assert gauges_of(recorded("dcgm_4x_mixed.txt"), "", 4).blind["exporter"] == "3 of 4 devices"
+
+
+def test_a_recorded_blank_is_no_number() -> None:
+    """Release 2.0 prints DCGM's blank as a number, and labels without commas."""
+    page = recorded("dcgm_2_0_blank.txt")
+    (blank,) = [each for each in parse(page) if each.name == "DCGM_FI_DEV_MEMORY_TEMP"]
+    found = gauges_of(page.replace("DCGM_FI_DEV_MEMORY_TEMP", "DCGM_FI_DEV_GPU_TEMP"))
+
+    assert blank.labels == {"gpu": "0", "UUID": "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"}
+    assert found.numbers == {SM_CLOCK_MHZ: 139.0}
+    assert found.blind[f"{GPU_TEMP_C}.gpu0"] == "the exporter says 9.22337e+18"
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "644245923", "82505"])
+def test_what_no_device_can_say_is_blind(value: str) -> None:
+    """Temperatures that users reported of an exporter (NVIDIA/dcgm-exporter, issue 312), and no
+    numbers at all: the gauge of that device is blind, and those of others count.
+    """
+    page = f'DCGM_FI_DEV_GPU_TEMP{{gpu="0"}} {value}\nDCGM_FI_DEV_GPU_TEMP{{gpu="1"}} 45\n'
+    found = gauges_of(page)
+
+    assert found.numbers == {GPU_TEMP_C: 45.0}
+    assert "the exporter says" in found.blind[f"{GPU_TEMP_C}.gpu0"]
 
 
 def test_a_page_in_the_exporters_format_is_read() -> None:
