@@ -11,10 +11,13 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from controlplane.demo.peers import beside_peers
 from controlplane.demo.plot import GREY, Hurt, incidents_of
 from controlplane.demo.steps import JobStep, Pace, gap_ms, pace, pause_ms
 from statemachine import events as e
+from statemachine.ids import Slot
 from statemachine.incidents import Incident
+from statemachine.vitals import Vitals
 
 
 class IncidentOutcome(Struct, frozen=True, kw_only=True):
@@ -50,6 +53,8 @@ class PaceOutcome(Struct, frozen=True, kw_only=True):
 
     `slowed` is the mean step while grey over that after, `calmed` the variation likewise. Guard
     published a mean from 17 s to 10 s and a variation from run to run from 20 % to 1 %.
+    `of_peers_*` is how long the slot's holder worked in a step, over its peers' median at the same
+    time: what else the machine did is not in that. None where no windows of vitals tell.
     """
 
     before: Pace
@@ -59,6 +64,9 @@ class PaceOutcome(Struct, frozen=True, kw_only=True):
     calmed: float
     guard_slowed: float = 1.7
     guard_calmed: float = 20.0
+    of_peers_before: float | None = None
+    of_peers_grey: float | None = None
+    of_peers_after: float | None = None
 
     @property
     def of_guard(self) -> float:
@@ -122,7 +130,10 @@ class Outcome(Struct, kw_only=True):
 
 
 def incident_outcomes(
-    log: list[e.Recorded], hurts: Sequence[Hurt], steps: Sequence[JobStep]
+    log: list[e.Recorded],
+    hurts: Sequence[Hurt],
+    steps: Sequence[JobStep],
+    windows: Sequence[Vitals] = (),
 ) -> list[IncidentOutcome]:
     """Each fault with the incident that it led to; a fault that nobody answered has none."""
     outcomes = []
@@ -149,18 +160,23 @@ def incident_outcomes(
                     failed_sweeps=hurt.failed_sweeps,
                     came_back=hurt.came_back,
                     reason=found.reason,
-                    pace=_pace(steps, hurt, found) if hurt.kind == GREY else None,
+                    pace=_pace(steps, hurt, found, windows) if hurt.kind == GREY else None,
                 )
             )
     return outcomes
 
 
-def _pace(steps: Sequence[JobStep], hurt: Hurt, found: Incident) -> PaceOutcome | None:
+def _pace(
+    steps: Sequence[JobStep], hurt: Hurt, found: Incident, windows: Sequence[Vitals]
+) -> PaceOutcome | None:
     if found.ended_at_ms is None:
         return None
-    before = pace(steps, hurt.at_ms - _PACE_MS, hurt.at_ms)
-    during = pace(steps, hurt.at_ms, found.ended_at_ms)
-    after = pace(steps, found.ended_at_ms, found.ended_at_ms + _PACE_MS)
+    spans = (
+        (hurt.at_ms - _PACE_MS, hurt.at_ms),
+        (hurt.at_ms, found.ended_at_ms),
+        (found.ended_at_ms, found.ended_at_ms + _PACE_MS),
+    )
+    before, during, after = (pace(steps, *span) for span in spans)
     if before is None or during is None or after is None:
         return None
     return PaceOutcome(
@@ -169,6 +185,9 @@ def _pace(steps: Sequence[JobStep], hurt: Hurt, found: Incident) -> PaceOutcome 
         after=after,
         slowed=during.mean_ms / after.mean_ms,
         calmed=during.variation / after.variation if after.variation else 1.0,
+        of_peers_before=beside_peers(windows, Slot(found.slot), *spans[0]),
+        of_peers_grey=beside_peers(windows, Slot(found.slot), *spans[1]),
+        of_peers_after=beside_peers(windows, Slot(found.slot), *spans[2]),
     )
 
 

@@ -19,6 +19,7 @@ from controlplane.demo.greys import GREYS
 from controlplane.demo.live import Screen
 from controlplane.demo.options import SPARE_SHARE, STEPS_MIN, DemoOptions, Faults, steps_for
 from controlplane.demo.outcome import ClaimOutcome, Outcome, incident_outcomes, shown
+from controlplane.demo.peers import read_windows
 from controlplane.demo.plot import Hurt, Plot
 from controlplane.demo.probed import link_baseline, with_links
 from controlplane.demo.proof import (
@@ -27,6 +28,7 @@ from controlplane.demo.proof import (
     claims_of_campaign,
     claims_of_run,
     claims_of_sameness,
+    claims_of_work,
     finish_of,
     survivors_unchanged,
 )
@@ -213,7 +215,8 @@ def sum_up(record: Record, took_s: float) -> None:
     outcome.final_loss = record.finish.loss if record.finish is not None else None
     outcome.weights_digest = record.finish.digest if record.finish is not None else ""
     outcome.uninterrupted_digest = record.plain.digest if record.plain is not None else ""
-    outcome.incidents = incident_outcomes(record.entries, record.hurts, record.steps)
+    windows = read_windows(folder.vitals)
+    outcome.incidents = incident_outcomes(record.entries, record.hurts, record.steps, windows)
     if record.hurts and record.finish is not None:
         outcome.survivor_pids_unchanged = survivors_unchanged(record.hurts, record.entries)
     outcome.events = len(record.entries)
@@ -224,9 +227,10 @@ def sum_up(record: Record, took_s: float) -> None:
     outcome.first_loss = record.steps[0].loss if record.steps else None
     outcome.nodes, outcome.standbys, outcome.seed = options.nodes, options.standbys, options.seed
     outcome.took_s = round(took_s, 1)
+    worked = claims_of_work(outcome.incidents, options.grey_kind) if not options.scenario else []
     outcome.claims = [
         ClaimOutcome(claim=claim.text, holds=claim.holds, detail=claim.detail)
-        for claim in record.claims
+        for claim in (*record.claims, *worked)
     ]
     complete = record.finish is not None and record.plain is not None
     outcome.ok = complete and not outcome.failures

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from controlplane.demo.greys import GREYS, Grey
 from controlplane.demo.options import DemoOptions
+from controlplane.demo.outcome import IncidentOutcome
 from controlplane.demo.plot import GREY, KILL, Hurt, incidents_of
 from controlplane.demo.steps import JobStep
 from statemachine import events as e
@@ -215,6 +217,31 @@ def _told_rightly(log: list[e.Recorded], hurt: Hurt, grey: Grey) -> list[Claim]:
             "; ".join(f"{sweep.outcome}: {sweep.reason}" for sweep in swept) or "no sweep",
         ),
     ]
+
+
+STANDS_OUT: Final = 1.1
+"""Ratio of a slot's work beside its peers' while its holder was grey, to that before and after."""
+
+
+def claims_of_work(incidents: Sequence[IncidentOutcome], kind: str) -> list[Claim]:
+    """That the slot's work stood out of its peers' while its holder was grey, and only then.
+
+    It holds whatever else the machine does, which is not so of the steps' own pace. Of a slow link
+    no work is slow, and nothing is claimed.
+    """
+    claims = []
+    for pace in [found.pace for found in incidents if found.pace is not None]:
+        before, grey, after = pace.of_peers_before, pace.of_peers_grey, pace.of_peers_after
+        if kind == "link" or before is None or grey is None or after is None:
+            continue
+        claims.append(
+            Claim(
+                "the slot's work stood out of its peers' while its holder was grey, and only then",
+                holds=grey >= STANDS_OUT * max(before, after),
+                detail=f"before {before:.2f}x, grey {grey:.2f}x, after {after:.2f}x",
+            )
+        )
+    return claims
 
 
 def _general(log: list[e.Recorded], hurt: Hurt) -> list[Claim]:

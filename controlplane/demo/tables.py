@@ -102,8 +102,17 @@ def pace_words(node: str, found: PaceOutcome) -> str:
         f"steps around {node}: {', '.join(said)}; {found.slowed:.2f}x slower and "
         f"{found.calmed:.1f}x as uneven while it was grey "
         f"(Guard, published: {found.guard_slowed:g}x, {found.guard_calmed:g}x); of Guard's effect "
-        f"{found.of_guard:.0%} in the mean"
+        f"{found.of_guard:.0%} in the mean{_beside_peers(found)}"
     )
+
+
+def _beside_peers(found: PaceOutcome) -> str:
+    """Own work beside the peers', where it is known at all three times."""
+    shares = (found.of_peers_before, found.of_peers_grey, found.of_peers_after)
+    known = [f"{share:.2f}x" for share in shares if share is not None]
+    if len(known) < len(shares):
+        return ""
+    return f"; its slot's work beside its peers': {', '.join(known)}"
 
 
 def _more_phases(outcome: Outcome) -> list[str]:
