@@ -123,6 +123,17 @@ class DetectorPolicy(Struct, frozen=True, kw_only=True):
     verdict_ttl_s: float = 900.0
     """How long a verdict stands without being confirmed again, s."""
 
+    # When a job that stands still is said to.
+
+    hang_least_s: float = 30.0
+    """No deadline of a phase is shorter, however even windows come, s."""
+
+    hang_floor_s: float = 600.0
+    """Deadline of a phase of which too little is known, s."""
+
+    hang_times: float = 4.0
+    """Multiple of the longest pause that was seen in a phase lately, which is its deadline."""
+
     def __post_init__(self) -> None:
         """Refuse knobs that are out of range or contradict each other.
 
@@ -174,4 +185,7 @@ _LEAST: Final = {
     "gap_windows_max": 0,
     "common_ratio": 1.0,
     "verdict_ttl_s": 1.0,
+    "hang_least_s": 0.1,
+    "hang_floor_s": 0.1,
+    "hang_times": 1.0,
 }

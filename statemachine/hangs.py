@@ -19,15 +19,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rpds import HashTrieMap
 
+from statemachine.detector_policy import DetectorPolicy
 from statemachine.ids import JobId, NodeId
 from statemachine.vitals import Vitals
 
-FLOOR_S = 600.0
-"""Deadline of a phase of which too little is known, in seconds."""
-LEAST_S = 30.0
-"""No deadline is shorter, however even windows come, in seconds."""
-TIMES = 4.0
-"""Multiple of the longest pause lately that a phase may take."""
 KNOWN_MIN = 8
 """Pauses that must have been seen before they set a deadline."""
 KEPT = 64
@@ -94,21 +89,21 @@ def forgotten(jobs: Jobs, node: NodeId) -> Jobs:
     return jobs
 
 
-def deadline_s(watched: Watched) -> float:
+def deadline_s(watched: Watched, policy: DetectorPolicy) -> float:
     """How long the phase that a job is in may last without progress, in seconds."""
     known = watched.pauses_s.get(watched.phase, ())
     if len(known) < KNOWN_MIN:
-        return FLOOR_S
-    return max(LEAST_S, TIMES * max(known))
+        return policy.hang_floor_s
+    return max(policy.hang_least_s, policy.hang_times * max(known))
 
 
-def hangs(jobs: Jobs, now_ms: int) -> tuple[Hang, ...]:
+def hangs(jobs: Jobs, now_ms: int, policy: DetectorPolicy) -> tuple[Hang, ...]:
     """Name every job whose phase lasts longer than it may, and who is behind in it."""
     found = []
     for job in sorted(jobs):
         watched = jobs[job]
         still_s = (now_ms - watched.moved_at_ms) / 1000
-        limit_s = deadline_s(watched)
+        limit_s = deadline_s(watched, policy)
         if still_s <= limit_s or not watched.steps:
             continue
         last = max(watched.steps.values())

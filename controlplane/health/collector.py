@@ -23,6 +23,7 @@ from controlplane.health.history import HISTORY_VARIABLE, VitalsHistory
 from statemachine import events as e
 from statemachine import hangs
 from statemachine.detector import DetectorState, Judgement, forgotten, observe, restored
+from statemachine.detector_policy import DetectorPolicy
 from statemachine.errors import CodecError
 from statemachine.hangs import Jobs
 from statemachine.ids import JobId, NodeId
@@ -150,7 +151,7 @@ class Collector:
         seen = observe(self._detector, batch, now_ms, policy.detector)
         self._detector = seen.state
         self._progress = hangs.moved(self._progress, batch, now_ms)
-        self._tell_hangs(now_ms)
+        self._tell_hangs(now_ms, policy.detector)
         if seen.judgements:
             self._state_events([_resting(each, self._states()) for each in seen.judgements])
         if batch and seen.notes and seen.notes != self._notes:
@@ -158,9 +159,9 @@ class Collector:
             for note in seen.notes:
                 journal.note("detector", note=note)
 
-    def _tell_hangs(self, now_ms: int) -> None:
+    def _tell_hangs(self, now_ms: int, policy: DetectorPolicy) -> None:
         """Say once of each job that it stands still, for longer than its phase ever does."""
-        found = hangs.hangs(self._progress, now_ms)
+        found = hangs.hangs(self._progress, now_ms, policy)
         for hang in found:
             if hang.job not in self._hung:
                 journal.warn("no progress", job=hang.job, why=str(hang))

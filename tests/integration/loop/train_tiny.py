@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import worker
 from worker.faultpoints import reach
 from worker.groups.port import Cause, CauseKind
+from worker.phases import phase
 
 PLAIN_RATE = 0.01
 
@@ -67,6 +68,8 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="an optimizer that heeds scale")
     parser.add_argument("--keep", type=int, default=0, help="steps between checkpoints")
     parser.add_argument("--groups", help="what the groups have inside")
+    parser.add_argument("--evaluate-at", type=int, default=-1, help="the step before which it does")
+    parser.add_argument("--evaluate-s", type=float, default=0.0)
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = worker.join(groups=args.groups)
@@ -89,6 +92,9 @@ def main() -> None:
     save = run.outside(saved.save)
     hurry = args.out / "hurry"
     for step in run.steps(args.steps):
+        if step.index == args.evaluate_at:
+            with phase("evaluation"):
+                time.sleep(args.evaluate_s)
         loss = loss_of(ddp, step.index, run.coordinate("dp"))
         loss.backward()
         if args.slow_ms and not hurry.exists():
@@ -99,6 +105,9 @@ def main() -> None:
                 save(step.index)
         optimizer.zero_grad()
         step.record(loss=loss.item())
+    write = run.outside((args.out / f"{run.node}.final").write_text)
+    write(str(run.coordinate("dp")))
+    (args.out / f"{run.node}.left").touch()
 
 
 if __name__ == "__main__":

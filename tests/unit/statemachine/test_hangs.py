@@ -5,10 +5,12 @@ from msgspec.structs import replace
 from rpds import HashTrieMap
 
 from simulator.grey.fleet import FleetSpec, windows
-from statemachine.hangs import FLOOR_S, LEAST_S, Jobs, forgotten, hangs, moved
+from statemachine.detector_policy import DetectorPolicy
+from statemachine.hangs import Jobs, forgotten, hangs, moved
 from statemachine.ids import JobId, NodeId
 from statemachine.vitals import Vitals
 
+POLICY = DetectorPolicy()
 BATCHES = list(windows(FleetSpec(nodes=4), 1, 40))
 
 
@@ -27,7 +29,7 @@ def run(phases: list[tuple[str, int, float]]) -> tuple[Jobs, int]:
 
 def late(jobs: Jobs, now_ms: int, after_s: float) -> list[str]:
     """What is said so long after the last progress."""
-    return [str(hang) for hang in hangs(jobs, now_ms + round(after_s * 1000))]
+    return [str(hang) for hang in hangs(jobs, now_ms + round(after_s * 1000), POLICY)]
 
 
 def test_a_phase_may_take_a_multiple_of_what_it_takes() -> None:
@@ -64,16 +66,16 @@ def test_a_phase_of_which_little_is_known_gets_the_floor(known: int) -> None:
     """The first checkpoint of a run has no deadline but the generous one."""
     jobs, now_ms = run([("training", 10, 30.0), ("checkpoint", 1 + known, 5.0)])
 
-    assert late(jobs, now_ms, FLOOR_S - 1) == []
-    assert late(jobs, now_ms, FLOOR_S + 1)
+    assert late(jobs, now_ms, POLICY.hang_floor_s - 1) == []
+    assert late(jobs, now_ms, POLICY.hang_floor_s + 1)
 
 
 def test_no_deadline_is_shorter_than_the_least() -> None:
     """A demo's windows of a second do not make half a minute of silence a hang."""
     jobs, now_ms = run([("training", 30, 1.0)])
 
-    assert late(jobs, now_ms, LEAST_S - 1) == []
-    assert late(jobs, now_ms, LEAST_S + 1)
+    assert late(jobs, now_ms, POLICY.hang_least_s - 1) == []
+    assert late(jobs, now_ms, POLICY.hang_least_s + 1)
 
 
 def test_who_is_behind_is_named_and_who_is_gone_is_not() -> None:
@@ -81,9 +83,9 @@ def test_who_is_behind_is_named_and_who_is_gone_is_not() -> None:
     jobs, now_ms = run([("training", 20, 30.0)])
     ahead: list[Vitals] = [replace(v, last_step=1_000) for v in BATCHES[0] if v.node != "n2"]
     jobs = moved(jobs, ahead, now_ms)
-    (hang,) = hangs(jobs, now_ms + 500_000)
+    (hang,) = hangs(jobs, now_ms + 500_000, POLICY)
     assert hang.behind == ("n2",)
     assert "behind the others: n2" in str(hang)
-    (hang,) = hangs(forgotten(jobs, NodeId("n2")), now_ms + 500_000)
+    (hang,) = hangs(forgotten(jobs, NodeId("n2")), now_ms + 500_000, POLICY)
     assert hang.behind == ()
     assert hang.job == JobId("job")
