@@ -31,6 +31,7 @@ from simulator.grey.rivals import RIVALS
 from simulator.grey.scoring import (
     Outcome,
     Rates,
+    by_severity,
     causes,
     rates,
     rival_rates,
@@ -148,6 +149,7 @@ def measured(
             "fleet_sizes": sorted({o.nodes for o in found}),
         },
         "confusion": _confusion(main),
+        "by_severity": {name: to_builtins(row) for name, row in by_severity(found).items()},
         "by_size": table(found, "size"),
         "by_kind": table(found, "kind"),
         "missed": _missed(found),
@@ -224,6 +226,16 @@ def show(found: dict[str, Any]) -> None:
     print(f"{'':34} {f'(at most {at_most:.2%})':>17}")
     print(f"{'Guard, published, per sample':34} {GUARD['fpr']:17.2%} {GUARD['fnr']:12.2%}")
     _row("this detector, demo noise, 4 nodes", found["demo_noise"])
+    print(
+        f"\n{'faults of':26} {'number':>7} {'seen':>6} {'acted':>6}  windows p50/p90: seen, acted"
+    )
+    for name, row in found["by_severity"].items():
+        after = [
+            f"{row[f'windows_to_{what}_p50'] or 0:.0f}/{row[f'windows_to_{what}_p90'] or 0:.0f}"
+            for what in ("see", "act")
+        ]
+        shares = f"{row['seen']:6.0%} {row['acted']:6.0%}"
+        print(f"{name:26} {row['faults']:7} {shares}  {', '.join(after)}")
     for title in ("by_size", "by_kind"):
         print(f"\n{title.replace('_', ' ')}:")
         for row, counts in found[title].items():

@@ -198,6 +198,55 @@ def table(outcomes: Iterable[Outcome], by: str) -> dict[str, Counter[str]]:
     return dict(sorted(found.items()))
 
 
+class Severity(Struct, frozen=True, kw_only=True):
+    """What became of faults of about one size. Windows count from the onset, to the first verdict
+    of any kind and to the first that was acted upon; None where there was none.
+    """
+
+    faults: int
+    seen: float
+    """Share that got any verdict within their hour, be it one that only watches."""
+    acted: float
+    """Share that was acted upon."""
+    windows_to_see_p50: float | None
+    windows_to_see_p90: float | None
+    windows_to_act_p50: float | None
+    windows_to_act_p90: float | None
+
+
+SEVERITIES: Final = {
+    "below 4 %": (1.0, 1.04),
+    "5 % (4 to 7)": (1.04, 1.07),
+    "10 % (7 to 14)": (1.07, 1.14),
+    "20 % (14 to 28)": (1.14, 1.28),
+    "40 % and more (from 28)": (1.28, 1e9),
+}
+"""Sizes from and below which faults count as one severity."""
+
+
+def by_severity(outcomes: Iterable[Outcome]) -> dict[str, Severity]:
+    """How often and how soon faults of each severity were seen and acted upon."""
+    faulty = [outcome for outcome in outcomes if outcome.faulty_windows]
+    found = {}
+    for name, (least, below) in SEVERITIES.items():
+        rows = [outcome for outcome in faulty if least <= outcome.size < below]
+        if rows:
+            seen = [o.watched_after for o in rows if o.watched_after is not None]
+            acted = [o.acted_after for o in rows if o.acted_after is not None]
+            see_p50, see_p90 = quantiles(seen, (0.5, 0.9)) if seen else (None, None)
+            act_p50, act_p90 = quantiles(acted, (0.5, 0.9)) if acted else (None, None)
+            found[name] = Severity(
+                faults=len(rows),
+                seen=len(seen) / len(rows),
+                acted=len(acted) / len(rows),
+                windows_to_see_p50=see_p50,
+                windows_to_see_p90=see_p90,
+                windows_to_act_p50=act_p50,
+                windows_to_act_p90=act_p90,
+            )
+    return found
+
+
 def _wrong_or_not(outcome: Outcome) -> str:
     return "acted upon" if outcome.wrongly else "healthy"
 

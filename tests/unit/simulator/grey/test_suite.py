@@ -118,6 +118,26 @@ def test_how_many_a_count_may_stand_for(count: int, most: float) -> None:
     assert scoring.at_most(count) == pytest.approx(most, rel=1e-3)
 
 
+def test_severities_count_who_was_seen_and_who_was_acted_upon() -> None:
+    """A fault counts with those of about its size; healthy nodes with none."""
+    healthy = scoring.Outcome(nodes=8, kind="compute", size=1.0, healthy_windows=20)
+    faulty = replace(healthy, faulty_windows=100)
+    found = scoring.by_severity(
+        [
+            healthy,
+            replace(faulty, size=1.05, watched_after=40),
+            replace(faulty, size=1.06),
+            replace(faulty, size=1.2, watched_after=3, acted_after=4),
+        ]
+    )
+
+    assert list(found) == ["5 % (4 to 7)", "20 % (14 to 28)"]
+    five, twenty = found.values()
+    assert (five.faults, five.seen, five.acted, five.windows_to_see_p50) == (2, 0.5, 0.0, 40)
+    assert five.windows_to_act_p50 is None
+    assert (twenty.seen, twenty.acted, twenty.windows_to_act_p90) == (1.0, 1.0, 4)
+
+
 @pytest.mark.soak
 def test_error_rates_of_small_fleets_stay_within_their_bounds() -> None:
     """On a part of the suite nobody healthy is acted upon, and few faults of 10 % are missed."""
