@@ -373,9 +373,11 @@ class Run(Place):
                     self._leave(keeps_state=not self._give(order))
                 elif seat is not None:
                     self._take_seat(order, seat)
-            case m.Release() | m.Stop():
+            case m.Release():
                 self._leave()
-                self._stopped = isinstance(order, m.Stop)
+            case m.Stop():
+                self._stopped, self._ended_in = True, self._seat if self._finished else None
+                self._leave()
             case m.Rehearse() | Become():
                 log.warning("asked to rehearse while holding a slot; not done")
 

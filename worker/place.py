@@ -23,6 +23,8 @@ class Place:
     layout: Layout
     _groups: dict[str, ManagedGroup]
     _seat: Seat | None
+    _ended_in: Seat | None = None
+    """What it held when all steps were done; None before, on a standby, and if it left early."""
     _roles: Roles
     _local_rank: int
 
@@ -40,8 +42,11 @@ class Place:
         return self._groups[kind]
 
     def coordinate(self, axis: str) -> int:
-        """This rank's index along an axis; in a rehearsal, that of the rehearsed slot."""
-        slot = self._seat.slot if self._seat is not None else self._roles.slot
+        """This rank's index along an axis; in a rehearsal, that of the rehearsed slot; after the
+        last step, that of the slot which it held then.
+        """
+        seat = self._seat or self._ended_in
+        slot = seat.slot if seat is not None else self._roles.slot
         rank = self.layout.ranks_of(slot)[self._local_rank]
         return self.layout.coordinates(rank)[axis]
 
@@ -57,13 +62,16 @@ class Place:
         return int(self._groups[axis].size()) if axis in self._groups else self.size(axis)
 
     def outside(self, act: Callable[P, R]) -> Callable[P, R | None]:
-        """Wrap what a step does to the world outside, such as writing a checkpoint or a log.
+        """Wrap what a step does to the world outside, such as writing a checkpoint or a log: what
+        is returned does it when it is called, `run.outside(print)("loss", loss)`.
 
-        A rehearsal skips it and gets None: nothing of it may leave the sandbox.
+        A rehearsal skips it and gets None: nothing of it may leave the sandbox. After the loop it
+        is done by who held a slot at the last step, and skipped by standbys and by who left early.
         """
 
         @wraps(act)
         def within(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            return act(*args, **kwargs) if self._seat is not None else None
+            holds = self._seat is not None or self._ended_in is not None
+            return act(*args, **kwargs) if holds else None
 
         return within

@@ -27,6 +27,20 @@ async def test_a_stopped_run_ends_where_all_ranks_agree(
     assert not fleet.lost(), fleet.story()
 
 
+async def test_behind_the_loop_only_those_act_who_did_the_last_step(launch: Launch) -> None:
+    """Standbys come out of the loop as well, with weights that nobody trained: what a script does
+    `outside` there, such as saving the model, is done by the ranks, each with its coordinate.
+    """
+    fleet = await launch(nodes=2, standbys=1, steps=20)
+    await fleet.digest()
+    names = [f"n{number}" for number in range(3)]
+    left = [fleet.folder / f"{name}.left" for name in names]
+    await fleet.until("all have left", lambda: all(path.exists() for path in left), 30.0)
+    finals = {path.stem: path.read_text() for path in fleet.folder.glob("*.final")}
+
+    assert finals == {str(fleet.holder(slot)): str(slot) for slot in range(2)}, fleet.story()
+
+
 async def test_a_loss_while_the_run_is_being_stopped_changes_no_weight(
     launch: Launch, calm: Callable[..., Any]
 ) -> None:
