@@ -35,7 +35,7 @@ from controlplane.eventlog import (
 from controlplane.eventlog.promptness import be_prompt
 from statemachine.errors import SchemaTooNew, UsageError
 from worker.agent_node import End, EndKind, NodeLife
-from worker.agent_settings import AgentSettings, parse_arguments
+from worker.agent_settings import AgentSettings, log_level, parse_arguments
 from worker.supervise import adopt_orphans
 from worker.sweeper import ProbePort
 
@@ -201,7 +201,7 @@ async def _serve(settings: AgentSettings, stop: anyio.Event) -> int:
 
 def _log_to_stderr(node: str) -> None:
     logging.basicConfig(
-        level=os.environ.get("CHANGEOVER_LOG_LEVEL", "INFO").upper(),
+        level=log_level(),
         format=f"%(asctime)s.%(msecs)03d %(levelname)s agent {node}: %(message)s",
         datefmt="%H:%M:%S",
         stream=sys.stderr,
@@ -212,10 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     try:
         settings = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        _log_to_stderr(settings.node)
     except UsageError as error:
         sys.stderr.write(f"changeover: agent: {error}\n")
         return EXIT_USAGE
-    _log_to_stderr(settings.node)
     adopt_orphans()
     be_prompt()
     gc.freeze()  # what was imported is no garbage: looking through it would stall an answer

@@ -1,7 +1,8 @@
 """What an agent is told on its command line, checked before anything is started.
 
 What belongs here: names, paths, durations, and the one line that refuses them. Nothing is opened
-but the secret.
+but the secret. Where the store is and which fleet is meant may stand in the environment, as for
+every other verb; a flag wins.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import argparse
 import os
 import secrets
 import shlex
+import socket
 import sys
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -33,6 +36,12 @@ example:
 The first word "python" of the command means the interpreter that runs the agent.
 exit codes: 0 the job finished or the agent was asked to stop, 1 failure, 2 usage, 3 fenced."""
 
+ETCD_VARIABLE: Final = "CHANGEOVER_ETCD"
+FLEET_VARIABLE: Final = "CHANGEOVER_FLEET"
+LEVEL_VARIABLE: Final = "CHANGEOVER_LOG_LEVEL"
+"""Environment variables of the whole command line; the agent heeds these three."""
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
 _SECRET_BYTES: Final = 32
 
 
@@ -95,8 +104,17 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("--node", required=True, help="name of this machine in the fleet")
-    add("--fleet", required=True, help="name of the fleet")
-    add("--etcd", required=True, metavar="URL", help="http[s]://host:port[,host:port...]")
+    add(
+        "--fleet",
+        default=os.environ.get(FLEET_VARIABLE, ""),
+        help=f"name of the fleet ({FLEET_VARIABLE})",
+    )
+    add(
+        "--etcd",
+        default=os.environ.get(ETCD_VARIABLE, ""),
+        metavar="URL",
+        help=f"http[s]://host:port[,host:port...] ({ETCD_VARIABLE})",
+    )
     add("--job", required=True, help="name of the job that this node serves")
     add("--run-dir", required=True, type=Path, help="where the training process's log goes")
     add("--host", default="127.0.0.1", help="address at which peers reach this node")
@@ -105,15 +123,27 @@ def _parser() -> _Parser:
     add("--secret-file", type=Path, help="the fleet's secret (default: RUN_DIR/secret)")
     add("--also", action="append", default=[], metavar="JOB=COMMAND", help="a job to lend it to")
     add("--rejoin", action="store_true", help="after being fenced, join anew instead of ending")
-    add("--patience-s", type=float, default=30.0, help="how long to wait for the store to begin")
-    add("--stop-grace-s", type=float, default=1.0, help="time that training gets to end itself")
-    add("--lease-ttl-s", type=float, default=10.0, help="life of the lease without renewal")
-    add("--abort-deadline-s", type=float, default=5.0, help="time to leave an aborted collective")
+    add("--patience-s", type=_seconds, default=30.0, help="how long to wait for the store to begin")
+    add("--stop-grace-s", type=_seconds, default=1.0, help="time that training gets to end itself")
+    add("--lease-ttl-s", type=_seconds, default=10.0, help="life of the lease without renewal")
+    add(
+        "--abort-deadline-s", type=_seconds, default=5.0, help="time to leave an aborted collective"
+    )
     add("--ca", default="", help="PEM file of the authority that signed etcd's certificate")
     add("--cert", default="", help="PEM file of this agent's certificate")
     add("--key", default="", help="PEM file of its key")
     add("command", nargs=argparse.REMAINDER, help="-- the training command and its arguments")
     return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not (seconds >= 0 and isfinite(seconds)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
+    return seconds
 
 
 def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
@@ -123,6 +153,12 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
         UsageError: an argument is wrong; the message is one line fit for an operator.
     """
     found = _parser().parse_args(list(arguments))
+    for flag, variable, value in (
+        ("--etcd", ETCD_VARIABLE, found.etcd),
+        ("--fleet", FLEET_VARIABLE, found.fleet),
+    ):
+        if not value:
+            raise BadAgentSettings(f"{flag} is missing; see --help, or set {variable}")
     try:
         parse_url(found.etcd)
     except ValueError as error:
@@ -136,7 +172,7 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
         command=_command(found.command),
         run_dir=_directory(found.run_dir),
         secret_path=_secret(found.secret_file, found.run_dir),
-        host=found.host,
+        host=_host(found.host),
         hardware=found.hardware,
         labels=_labels(found.label),
         also=_also(found.also, found.job),
@@ -146,6 +182,31 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
         policy=_policy(found.lease_ttl_s, found.abort_deadline_s),
         tls=tls if found.etcd.startswith("https://") else None,
     )
+
+
+def log_level() -> str:
+    """The least level of lines on stderr, from the environment; ``INFO`` unless it says.
+
+    Raises:
+        BadAgentSettings: no such level.
+    """
+    level = os.environ.get(LEVEL_VARIABLE) or "info"
+    if level.lower() not in _LEVELS:
+        raise BadAgentSettings(f"{LEVEL_VARIABLE}={level}: expected one of {', '.join(_LEVELS)}")
+    return level.upper()
+
+
+def _host(host: str) -> str:
+    """An address of this machine: peers are told it, and this process listens there."""
+    try:
+        found = socket.getaddrinfo(host or "?", 0, type=socket.SOCK_STREAM)
+        family, kind, _, _, address = found[0]
+        with socket.socket(family, kind) as tried:
+            tried.bind(address)
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadAgentSettings(f"--host {host!r} is no address of this machine: {why}") from error
+    return host
 
 
 def _command(words: Sequence[str]) -> tuple[str, ...]:

@@ -80,6 +80,14 @@ def test_the_default_secret_is_made_once_for_all_agents(tmp_path: Path) -> None:
         (("--also", "B/d=python t.py"), "job name"),
         (("--also", "other=python 't.py"), "other"),
         (("--no-such-flag", "1"), "--no-such-flag"),
+        (("--patience-s", "-1"), "--patience-s"),
+        (("--patience-s", "nan"), "--patience-s"),
+        (("--stop-grace-s", "inf"), "--stop-grace-s"),
+        (("--host", "999.1.1.1"), "--host '999.1.1.1'"),
+        (("--host", "192.0.2.1"), "--host '192.0.2.1'"),
+        (("--host", ""), "--host ''"),
+        (("--etcd", ""), "CHANGEOVER_ETCD"),
+        (("--fleet", ""), "CHANGEOVER_FLEET"),
     ],
 )
 def test_a_wrong_argument_is_one_line_that_names_it(
@@ -131,3 +139,33 @@ def test_a_run_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="--run-dir"):
         parse(tmp_path)
+
+
+def test_store_and_fleet_may_stand_in_the_environment_and_a_flag_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever exported them for the other verbs need not repeat them for the agent."""
+    monkeypatch.setenv("CHANGEOVER_ETCD", "http://10.0.0.1:2379")
+    monkeypatch.setenv("CHANGEOVER_FLEET", "there")
+    line = ["--node", "n0", "--job", "gpt", "--run-dir", str(tmp_path), "--", "true"]
+
+    told = parse_arguments(line)
+    both = parse(tmp_path)
+
+    assert (told.etcd, told.fleet) == ("http://10.0.0.1:2379", "there")
+    assert (both.etcd, both.fleet) == ("http://127.0.0.1:2379", "lab")
+
+
+def test_a_level_that_there_is_not_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The environment is input, too: no traceback, and no agent that says nothing."""
+    monkeypatch.setenv("CHANGEOVER_LOG_LEVEL", "loud")
+
+    code = main([*GOOD, "--run-dir", str(tmp_path), "--", "true"])
+
+    assert code == 2
+    assert capsys.readouterr().err == (
+        "changeover: agent: CHANGEOVER_LOG_LEVEL=loud: "
+        "expected one of debug, info, warning, error\n"
+    )
