@@ -3,8 +3,11 @@
 What belongs here: two wrappers, around whatever yields batches and whatever returns one, and the
 sum of the time spent inside them. It is part of a node's own work, since no peer is to blame.
 
-    for step, batch in zip(run.steps(total), timed(loader)): ...
-    batch = timed_call(corpus.batch)
+    batch = timed_call(corpus.batch)   # what looks a batch up by its number
+    for batch in timed(loader): ...    # what yields one after the other
+
+A loader that is iterated beside `run.steps()` gets ahead of it: a step that comes again needs its
+own batch once more.
 """
 
 import time

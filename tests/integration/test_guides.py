@@ -236,10 +236,12 @@ def test_a_few_machines_run_the_loop_of_the_guide(
     reader: Reader, own_etcd: EtcdServer, tmp_path: Path
 ) -> None:
     """Controller, secret, job, agents: they train; one is killed, its standby takes the place."""
-    loop, phases = blocks("docs/training-loop.md", "python")[:2]
-    indented = "".join(f"    {line}\n" for line in phases.splitlines() if "import" not in line)
-    imports = "".join(f"{line}\n" for line in phases.splitlines() if "import" in line)
-    (reader.folder / "train.py").write_text(TRAIN + imports + loop + "\n" + indented, "utf-8")
+    loop, line, final, phases = blocks("docs/training-loop.md", "python")[:4]
+    within = (line + "\n" + phases).splitlines()
+    indented = "".join(f"    {line}\n" for line in within if "import" not in line)
+    imports = "".join(f"{line}\n" for line in within if "import" in line)
+    script = TRAIN + imports + loop + "\n" + indented + final
+    (reader.folder / "train.py").write_text(script, "utf-8")
     port = free_port()
     here = {
         "http://etcd-0:2379": own_etcd.url,
@@ -271,6 +273,9 @@ def test_a_few_machines_run_the_loop_of_the_guide(
     reader.run("changeover job stop run1")
     for node in ("n0", "n2"):
         assert agents[node].wait(PATIENCE_S) == 0, reader.said(node)
+    assert (reader.folder / "final.pt").exists()
+    logs = [path.read_text("utf-8") for path in (reader.folder / "run1").glob("worker-*.log")]
+    assert sum(text.count("\nstep 0\n") for text in logs) == 1, logs
     assert [line.split()[1] for line in reader.ran if line.startswith("changeover")][:2] == [
         "controller",
         "job",
