@@ -17,7 +17,14 @@ from controlplane.demo.baseline import measured_pace, restart_cost
 from controlplane.demo.chronicle import Chronicle, Overdue
 from controlplane.demo.greys import GREYS
 from controlplane.demo.live import Screen
-from controlplane.demo.options import SPARE_SHARE, STEPS_MIN, DemoOptions, Faults, steps_for
+from controlplane.demo.options import (
+    SPARE_SHARE,
+    STEPS_MIN,
+    BadDemo,
+    DemoOptions,
+    Faults,
+    steps_for,
+)
 from controlplane.demo.outcome import ClaimOutcome, Outcome, incident_outcomes, shown
 from controlplane.demo.peers import read_windows
 from controlplane.demo.plot import Hurt, Plot
@@ -33,7 +40,7 @@ from controlplane.demo.proof import (
     survivors_unchanged,
 )
 from controlplane.demo.report import write_report
-from controlplane.demo.stage import KNOBS, Stage, staged, store_for
+from controlplane.demo.stage import KNOBS, Stage, staged, store_for, training_command
 from controlplane.demo.steps import JobStep, job_steps, ordinary_ms, read_diaries
 from controlplane.errors import ControlError
 from controlplane.etcd_binary import EtcdMissing
@@ -75,8 +82,13 @@ def open_folder(options: DemoOptions) -> RunFolder:
     """Make the folder of a demo.
 
     Raises:
+        BadDemo: this installation has no scripts to train with; nothing was made.
         FolderTaken: the folder that was named exists.
     """
+    try:
+        training_command(options)
+    except FleetError as error:
+        raise BadDemo(str(error)) from error
     if options.run_dir is not None:
         return RunFolder.made(options.run_dir)
     return RunFolder.numbered(options.runs, "demo")

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from controlplane.demo import play
 from controlplane.demo.options import TEXT_BYTES_MIN, BadDemo, DemoOptions, Faults, steps_for
+from controlplane.localfleet import fleet
 
 
 @pytest.mark.parametrize(
@@ -74,3 +76,17 @@ def test_a_run_takes_its_time_on_any_machine() -> None:
     assert steps_for(40, 8) == 5000
     assert steps_for(40, 81.3) == 490
     assert steps_for(1, 5000) == 20
+
+
+def test_an_installation_without_the_examples_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed from a wheel, a demo says so at once, and leaves no folder where it was called."""
+    installed = tmp_path / "site-packages" / "controlplane" / "localfleet" / "fleet.py"
+    monkeypatch.setattr(fleet, "__file__", str(installed))
+    runs = tmp_path / "runs"
+
+    with pytest.raises(BadDemo, match="run it from one"):
+        play.open_folder(DemoOptions(runs=runs))
+
+    assert not runs.exists()
