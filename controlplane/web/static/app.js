@@ -4,6 +4,7 @@
 const { el, span, clock, number } = draw;
 const $ = (id) => document.getElementById(id);
 const HISTORY_MAX = 400;
+const BESIDE_MAX = 400; // cells of one state beside the run
 
 const values = new Map(); // "node/n7", "job/demo", "fleet" -> value
 const points = new Map(); // job -> [[at_ms, step_ms, loss], ...]
@@ -40,7 +41,11 @@ function connect() {
   });
   source.addEventListener("change", (message) => takeIn(JSON.parse(message.data)));
   source.onopen = () => link("live", "good");
-  source.onerror = () => link("reconnecting", "bad");
+  source.onerror = () => {
+    link("reconnecting", "bad");
+    // A refusal (a proxy whose server is being replaced) ends an event source for good.
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 1000);
+  };
 }
 
 function link(words, kind) {
@@ -82,11 +87,12 @@ function render() {
   const redrawn = new Set([...dirty].filter((name) => name.startsWith("points/")).map((name) => name.slice(7)));
   dirty.clear();
   drawFleet();
+  dropJobs();
   for (const [name, value] of values) if (name.startsWith("job/")) drawJob(value, all || names.includes(name), all || redrawn.has(value.job));
   const touched = names.filter((name) => name.startsWith("node/"));
   for (const name of touched) placeNode(values.get(name));
-  if (touched.length || all) { drawBeside(); drawWarmups(); }
-  if (touched.length || all || names.some((name) => name.startsWith("sweep/"))) drawHealth();
+  if (touched.length || all) { keepFocus($("beside"), drawBeside); drawWarmups(); }
+  if (touched.length || all || names.some((name) => name.startsWith("sweep/"))) keepFocus($("verdicts"), drawHealth);
   if (history && searching === null) drawHistory(lines.slice().reverse());
   if (shown !== null && touched.includes(`node/${shown}`)) drawNode(shown);
 }
@@ -105,6 +111,21 @@ function drawFleet() {
   const text = alerts.join(" ");
   if ($("alerts").textContent !== text) $("alerts").textContent = text;
   $("act-pause").textContent = fleet.paused_by ? "Resume" : "Pause";
+}
+
+// Jobs that are no more, as after a change of the fleet behind an address; and that there is none.
+function dropJobs() {
+  for (const [job, view] of views) if (!values.has(`job/${job}`)) { view.card.remove(); views.delete(job); }
+  const none = ![...values.keys()].some((name) => name.startsWith("job/"));
+  if (none !== ($("no-job") !== null)) none ? $("jobs").append(el("p", { id: "no-job", class: "soft" }, "No job is declared yet.")) : $("no-job").remove();
+}
+
+// What is drawn anew may hold the focus: whoever stood on a node's button stands there again.
+function keepFocus(box, redraw) {
+  const held = box.contains(document.activeElement) ? document.activeElement.dataset.node : undefined;
+  redraw();
+  const again = held && [...box.querySelectorAll("button")].find((one) => one.dataset.node === held);
+  if (again) { again.tabIndex = 0; again.focus({ preventScroll: true }); }
 }
 
 function drawJob(job, changed, curves) {
@@ -180,15 +201,18 @@ function drawBeside() {
   const groups = new Map();
   for (const node of nodesOf((value) => !holdsSlot(value) && value.state !== "gone")) groups.set(node.state, (groups.get(node.state) || []).concat(node));
   $("beside").replaceChildren(...[...groups].sort().map(([state, nodes]) => {
-    const cells = nodes.sort((a, b) => a.node.localeCompare(b.node, "en", { numeric: true })).slice(0, 400).map((node) => {
+    const cells = nodes.sort((a, b) => a.node.localeCompare(b.node, "en", { numeric: true })).slice(0, BESIDE_MAX).map((node) => {
       const one = draw.cell(`${node.node}: ${state}${node.wanted_out ? `, ${node.wanted_out}` : ""}${node.kept_out ? `, ${node.kept_out}` : ""}`, state, node.verdict && node.verdict.verdict !== "healthy" ? " judged" : "");
       one.removeAttribute("role");
-      one.tabIndex = 0;
-      one.textContent = node.node;
+      one.textContent = one.dataset.node = node.node;
       one.addEventListener("click", () => openNode(node.node));
       return one;
     });
-    return el("div", { class: "group" }, el("b", {}, `${nodes.length} ${state}`), ...cells);
+    cells[0].tabIndex = 0;
+    const more = nodes.length > BESIDE_MAX ? el("span", { class: "soft" }, `and ${nodes.length - BESIDE_MAX} more`) : null;
+    const group = el("div", { class: "group", role: "group", "aria-label": `${nodes.length} ${state}` }, el("b", {}, `${nodes.length} ${state}`), ...cells, more);
+    group.addEventListener("keydown", (key) => walk({ cells, perRow: 10 }, key));
+    return group;
   }));
   if (!groups.size) $("beside").replaceChildren(el("p", { class: "soft" }, "nobody: a loss would have to wait for a machine"));
 }
@@ -221,7 +245,7 @@ function drawHealth() {
     el("li", {}, `sweep ${name.slice(6)} of ${s.node}${s.partner ? ` with ${s.partner}` : ""}: done ${s.done.join(", ") || "nothing"}, open ${s.open.join(", ") || "nothing"}; ${s.reason}`)));
 }
 
-const nodeButton = (name) => { const made = el("button", { type: "button" }, name); made.addEventListener("click", () => openNode(name)); return made; };
+const nodeButton = (name) => { const made = el("button", { type: "button" }, name); made.dataset.node = name; made.addEventListener("click", () => openNode(name)); return made; };
 
 function lineRow(line) {
   return el("tr", {}, el("td", { class: "num" }, String(line.position)), el("td", {}, clock(line.at_ms)), el("td", {}, line.type), el("td", {}, line.words || "-"));
