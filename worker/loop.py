@@ -277,6 +277,7 @@ class Run(Place):
             self._committed(step)
         else:
             self._state.rewind_volatile()
+            self._progress.declined(step)
         if step.order is not None:
             self._obey(*step.order)
         elif step.switch_to:

@@ -36,7 +36,9 @@ class Step:
         """Take part in the boundary vote once this step's gradients are synchronised.
 
         True: every rank has its gradients; apply them. False: throw this step away; it is offered
-        again. `ok=False` asks all ranks to skip the update (an overflow, say).
+        again. `ok=False` asks all ranks to throw it away and do it again: change something in
+        between (a smaller loss scale after an overflow, say), or it comes out the same for ever. To
+        skip an update for good, vote for the step and apply nothing, on every rank.
 
         Raises:
             AgentGone: this node's agent ended.
