@@ -48,7 +48,7 @@ from worker.agent_settings import AgentSettings
 from worker.channel import ChannelClosed, FrameTooLarge
 from worker.gauges.sampler import Sampler
 from worker.standing_back import Newcomer
-from worker.supervise import Exit, TrainingProcess
+from worker.supervise import HEADER, Exit, TrainingProcess, why_it_ended
 from worker.sweeper import ProbePort, Sweeper
 
 log = logging.getLogger("worker.agent")
@@ -187,7 +187,7 @@ class NodeLife:
     async def _start_process(self) -> TrainingProcess:
         path = self._settings.log_path
         with path.open("a", encoding="utf-8") as output:
-            output.write(f"--- {self._session.node} incarnation {self._session.incarnation}\n")
+            output.write(f"{HEADER}{self._session.node} incarnation {self._session.incarnation}\n")
         process = await TrainingProcess.start(self._settings.command, log_path=path)
         log.info(
             "started training process %d: %s", process.child.pid, " ".join(self._settings.command)
@@ -348,7 +348,7 @@ class NodeLife:
 
     async def _report_crash(self, ended: Exit) -> None:
         """State it, and wait to be declared lost."""
-        reason = self._killed_for or f"the training process ended ({ended})"
+        reason = self._killed_for or why_it_ended(ended, self._settings.log_path)
         self._killed_for = reason
         log.error("%s; its output is in %s", reason, self._settings.log_path)
         self._facts.put(

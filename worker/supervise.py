@@ -55,6 +55,11 @@ except OSError as error:
 """
 
 _REAP_AFTER_S: Final = 0.5
+HEADER: Final = "--- "
+"""With what the line begins that an agent writes before the output of a training process."""
+
+_TAIL_BYTES: Final = 4096
+_LINE_MAX: Final = 300
 
 _serial = itertools.count(1)
 
@@ -96,6 +101,27 @@ def yield_processor(pid: int) -> None:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):  # that thread has ended
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _NICEST)
+
+
+def why_it_ended(ended: Exit, log_path: Path) -> str:
+    """How a training process ended, for whoever is not on its machine: of one that failed by
+    itself with the last line that it wrote, which is the exception where there was one.
+    """
+    said = f"the training process ended ({ended})"
+    return f"{said}: {_last_line(log_path)}" if ended.code else said
+
+
+def _last_line(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(_TAIL_BYTES, path.stat().st_size), os.SEEK_END)
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        return f"its log cannot be read: {error.strerror}"
+    said = [" ".join(line.split()) for line in lines if line.strip()]
+    if not said or said[-1].startswith(HEADER):
+        return "it wrote nothing"
+    return said[-1][:_LINE_MAX]
 
 
 def _reap(pids: Sequence[int]) -> None:

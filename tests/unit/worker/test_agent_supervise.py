@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from worker.channel import ChannelClosed
-from worker.supervise import Child, Exit, TrainingProcess
+from worker.supervise import Child, Exit, TrainingProcess, why_it_ended
 
 PYTHON = (sys.executable, "-S", "-c")
 
@@ -181,3 +181,36 @@ async def test_a_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
         assert time.monotonic() < give_up_at, f"{child} lives on"
         await asyncio.sleep(0.005)
     os.kill(orphan, signal.SIGKILL)  # nobody was left to end this one
+
+
+@pytest.mark.parametrize(
+    ("ended", "wrote", "said"),
+    [
+        (
+            Exit(code=1),
+            "a\n  File x\nValueError: 7  is\todd\n\n",
+            "exit code 1): ValueError: 7 is odd",
+        ),
+        (Exit(code=2), "", "exit code 2): it wrote nothing"),
+        (Exit(code=2), "old\n--- n0 incarnation 2\n", "exit code 2): it wrote nothing"),
+        (Exit(code=3), "x" * 9000, "exit code 3): " + "x" * 300),
+        (Exit(code=1), "\ufffd\n", "exit code 1): \ufffd"),
+        (Exit(signal=9), "step 7\n", "SIGKILL)"),
+        (Exit(code=0), "step 7\n", "exit code 0)"),
+    ],
+)
+def test_a_failure_is_told_with_the_last_line_that_was_written(
+    tmp_path: Path, ended: Exit, wrote: str, said: str
+) -> None:
+    """The exception stands in the fleet's log, so nobody has to find the machine to read it; one
+    that was killed had nothing to say about it.
+    """
+    path = tmp_path / "worker.log"
+    path.write_text(wrote, "utf-8")
+
+    assert why_it_ended(ended, path) == f"the training process ended ({said}"
+
+
+def test_a_log_that_is_gone_is_no_second_failure(tmp_path: Path) -> None:
+    """Whoever tells of a failure does not fail over its words."""
+    assert "its log cannot be read" in why_it_ended(Exit(code=1), tmp_path / "gone.log")
