@@ -7,9 +7,12 @@ What belongs here: from exceptions to that line. A traceback is shown only for a
 which nothing else can help to find.
 """
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, NoReturn
 
 import click
@@ -20,20 +23,43 @@ FAILED: Final = 1
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 130
 
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Why what was said, or a file of ours, could not be written: nobody's bug."""
+
 
 def run_to_exit(
     command: click.Command, program: str, arguments: Sequence[str] | None = None
 ) -> NoReturn:
     """Run a command line and exit with its code."""
+    make_writable()
+    out = sys.stdout
     try:
         code = command.main(args=arguments, prog_name=program, standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read us has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except BaseException as error:  # noqa: BLE001 - the outermost frame
+        # Click answers a broken pipe itself: it puts another stdout there, and exits with 1.
+        if isinstance(error, BrokenPipeError) or sys.stdout is not out:
+            _give_up_stdout()
+            sys.exit(0)  # whoever read us has seen enough
         sys.exit(_say(error, program))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def make_writable() -> None:
+    """Have stdout and stderr take whatever is written: one that was closed is nowhere, and a letter
+    that the locale lacks is written as an escape.
+    """
+    for name in ("stdout", "stderr"):
+        found = getattr(sys, name)
+        if found is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(found, io.TextIOWrapper) and found.errors == "strict":
+            found.reconfigure(errors="backslashreplace")
+
+
+def _give_up_stdout() -> None:
+    """Keep the interpreter from writing at its end what nobody takes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _say(error: BaseException, program: str) -> int:
@@ -55,6 +81,10 @@ def _say(error: BaseException, program: str) -> int:
             return _line(program, f"{_verb()}{error}", WRONG_USAGE)
         case _:
             pass
+    if isinstance(error, OSError) and error.errno in FULL:
+        _give_up_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        return _line(program, f"{_verb()}{where}cannot write: {error.strerror}", FAILED)
     if isinstance(error, ChangeoverError) or _is_of_the_log(error):
         return _line(program, f"{_verb()}{error}", FAILED)
     raise error
@@ -81,6 +111,7 @@ def _verb() -> str:
 
 
 def _line(program: str, words: str, code: int) -> int:
-    flat = " ".join(words.split())
-    print(f"{program}: {flat}", file=sys.stderr)
+    from controlplane.lines import flat
+
+    print(f"{program}: {flat(words)}", file=sys.stderr)
     return code

@@ -4,9 +4,13 @@ What belongs here: which verbs there are, and how a command ends. A verb is impo
 Exit codes: 0 it held, 1 it failed, 2 wrong usage or a file that cannot be used, 130 Ctrl-C.
 """
 
+import errno
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, NoReturn
 
 import click
@@ -62,6 +66,8 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; whatever goes wrong is one line."""
+    _make_writable()
+    out = sys.stdout
     try:
         code = cli.main(args=arguments, prog_name="simctl", standalone_mode=False)
         sys.stdout.flush()
@@ -78,12 +84,38 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(_line(str(error), 2))
     except ChangeoverError as error:
         sys.exit(_line(str(error), 1))
-    except BrokenPipeError:  # whoever read us has seen enough
-        sys.stderr.close()
+    except SystemExit:
+        if sys.stdout is out:
+            raise
+        _give_up_stdout()  # click has met a broken pipe: whoever read us has seen enough
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        _give_up_stdout()
+        ended = error.errno == errno.EPIPE
+        sys.exit(0 if ended else _line(f"cannot write: {error.strerror}", 1))
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _make_writable() -> None:
+    """Have stdout and stderr take whatever is written: one that was closed is nowhere, and a letter
+    that the locale lacks is written as an escape.
+    """
+    for name in ("stdout", "stderr"):
+        found = getattr(sys, name)
+        if found is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(found, io.TextIOWrapper) and found.errors == "strict":
+            found.reconfigure(errors="backslashreplace")
+
+
+def _give_up_stdout() -> None:
+    """Keep the interpreter from writing at its end what nobody takes."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _line(words: str, code: int) -> int:
-    click.echo(f"simctl: {' '.join(words.split())}", err=True)
+    plain = "".join(c if c.isprintable() else "?" for c in " ".join(words.split()))
+    click.echo(f"simctl: {plain}", err=True)
     return code

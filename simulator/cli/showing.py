@@ -1,5 +1,6 @@
 """Tables for people, JSON for programs, and progress with the time left; nothing else prints."""
 
+import errno
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from simulator.pages.blocks import Page
 from simulator.stats import Estimate
@@ -46,14 +48,22 @@ def show_json(value: object) -> None:
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; the first column is words, the others are numbers."""
-    table = Table(title=title, title_justify="left")
+    """Print a table; the first column is words, the others are numbers. Nothing in it is markup."""
+    table = Table(title=Text(title), title_justify="left")
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place else "left")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(Text(str(cell)) for cell in row))
     width = None if sys.stdout.isatty() else 160
-    Console(width=width, highlight=False).print(table)
+    _Console(width=width, highlight=False).print(table)
+
+
+class _Console(Console):
+    """Says that its reader is gone as everything else does: how a command ends is for one place."""
+
+    def on_broken_pipe(self) -> None:
+        """Have it told."""
+        raise BrokenPipeError(errno.EPIPE, "the reader is gone")
 
 
 def with_interval(found: Estimate, digits: int = 4) -> str:
