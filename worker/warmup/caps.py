@@ -90,9 +90,11 @@ class Bounds:
     def _watch(self) -> None:
         be_prompt()
         began_s = time.monotonic()
-        ends_at_s = began_s + (self._caps.deadline_s or float("inf"))
+        deadline_s = self._caps.deadline_s or float("inf")
+        ends_at_s = began_s + deadline_s
+        forth_at_s = began_s + min(STAND_BACK_S_MAX, deadline_s / 3)  # a busy machine is no hang
         while not self._over.wait(_LOOK_S):
-            if self._wanted() or time.monotonic() > began_s + STAND_BACK_S_MAX:
+            if self._wanted() or time.monotonic() > forth_at_s:
                 self._come_forth()
             reason = self._passed(ends_at_s)
             if reason and not self._over.is_set():

@@ -69,11 +69,16 @@ def test_a_rehearsal_comes_forth_when_its_node_is_needed() -> None:
 
 
 @pytest.mark.skipif(not may_stand_back(), reason="nobody stands back here")
-def test_no_rehearsal_stands_back_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine that never rests it gets its share in the end."""
-    monkeypatch.setattr(caps, "STAND_BACK_S_MAX", 0.1)
-    with Bounds(WarmupCaps(), lambda _: None):
+@pytest.mark.parametrize(("most_s", "deadline_s"), [(0.1, 0.0), (60.0, 3.0)])
+def test_no_rehearsal_stands_back_for_ever(
+    monkeypatch: pytest.MonkeyPatch, most_s: float, deadline_s: float
+) -> None:
+    """On a machine that never rests it gets its share in the end, and long before its deadline."""
+    monkeypatch.setattr(caps, "STAND_BACK_S_MAX", most_s)
+    told: list[str] = []
+    with Bounds(WarmupCaps(deadline_s=deadline_s), told.append, lambda _: None):
         assert forth_within(5)
+        assert told == []
 
 
 def forth_within(patience_s: float) -> bool:
