@@ -12,10 +12,11 @@ process to the same point. Both say where the time went. A GPU adds its context 
 is compiled by torch. Members and standbys share a cache of compiled code; a cold process has an
 empty one of its own, as on a machine that never ran the job.
 
-A joiner's first step is compared with its next ones, in two ways: by the clock, which holds that it
-waits for members that still come to their boundary, and by its own work, without waiting for peers.
---slow-ms is slept in each step, as a device computes: by default longer than what the host does. It
-flatters the ratio by the clock, which is given without that time, too.
+A joiner's first step is compared with its next ones in three ways. By the clock: it is in its step
+while members still compute theirs, which was lost or goes on in the new epoch, and waits for them.
+Together: from when the last member is in the step until the joiner commits it. By its own work:
+without waiting for peers. --slow-ms is slept in each step, as a device computes; the last two are
+given without it, for it would flatter them.
 
 The last lines measure what a warm-up beside the run costs the run: the step time while a machine
 joins, primes and rehearses all roles, beside the step time before.
@@ -45,7 +46,9 @@ ROLES = {"first": 1, "middle": 3, "last": 5}
 """A slot of each role."""
 NEAR_STEPS = 20
 PATIENCE_S = 240.0
-NO_PHASES = ("whole", "ordinary step", "first work", "ordinary work")
+NO_PHASES = {"whole", "ordinary step"} | {
+    f"{which} {what}" for which in ("first", "ordinary") for what in ("work", "together")
+}
 
 
 class Spawner:
@@ -141,9 +144,22 @@ async def lose(fleet: CoreFleet, role: str, joiner: str, *, cold: bool) -> dict[
     found["rest"] = found["whole"] - sum(v for k, v in found.items() if k != "whole")
     first, *near = fleet.nodes[joiner].steps()[: NEAR_STEPS + 1]
     found["ordinary step"] = statistics.median(line["step_ms"] for line in near)
+    found["first together"] = together_ms(fleet, first)
+    found["ordinary together"] = statistics.median(together_ms(fleet, line) for line in near)
     found["first work"] = work_ms(first)
     found["ordinary work"] = statistics.median(work_ms(line) for line in near)
     return found
+
+
+def together_ms(fleet: CoreFleet, line: dict[str, Any]) -> float:
+    """From when the last member was in a step until a node had committed it."""
+    same = [
+        one
+        for node in fleet.nodes.values()
+        for one in node.steps()
+        if (one["step"], one["epoch"]) == (line["step"], line["epoch"])
+    ]
+    return float(line["at_ms"] - max(one["at_ms"] - one["step_ms"] for one in same))
 
 
 def work_ms(line: dict[str, Any]) -> float:
@@ -231,15 +247,15 @@ def middle_of(losses: list[dict[str, float]]) -> dict[str, float]:
 
 
 def shares(losses: list[dict[str, float]], slept_ms: float) -> dict[str, list[float]]:
-    """A first step over an ordinary one: by the clock, without what is slept, by own work."""
+    """First steps over ordinary ones; see above for the three ways."""
+
+    def share(name: str, less_ms: float = slept_ms) -> list[float]:
+        return [(x[f"first {name}"] - less_ms) / (x[f"ordinary {name}"] - less_ms) for x in losses]
+
     return {
-        "by the clock": [x["first step"] / x["ordinary step"] for x in losses],
-        f"without {slept_ms:g} ms slept": [
-            (x["first step"] - slept_ms) / (x["ordinary step"] - slept_ms) for x in losses
-        ],
-        "by own work": [
-            (x["first work"] - slept_ms) / (x["ordinary work"] - slept_ms) for x in losses
-        ],
+        "by the clock": share("step", 0.0),
+        "together": share("together"),
+        "by its own work": share("work"),
     }
 
 
