@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from source_process import image_of
-
+from tests.integration.transfer.source_process import image_of
 from worker.transfer import Party, Source, StateImage, fetch
 
 
@@ -47,7 +46,7 @@ def way_of(told: dict[str, Any]) -> Callable[[], str]:
     """What takes in the state; what needs torch loads it."""
     if told["way"] == "sources":
         return from_sources(told)
-    from kept_state import WAYS
+    from tests.integration.transfer.kept_state import WAYS
 
     return WAYS[told["way"]](told)
 

@@ -37,7 +37,7 @@ class End:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={"PYTHONPATH": f"{HERE.parents[2]}:{HERE}", "OMP_NUM_THREADS": "1"},
+            env={"PYTHONPATH": str(HERE.parents[2]), "OMP_NUM_THREADS": "1"},
         )
 
     def said(self) -> dict[str, Any]:
