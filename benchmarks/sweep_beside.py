@@ -5,7 +5,8 @@ measured exactly as an agent measures it on a partner in duty (`worker.sweeper`)
 judged by the same code, from its first process to its last. Before and after each round are spans
 as long without one. Per round and rank: the mean step beside it, as a ratio to the mean of both
 neighbours; of the ranks the worse one. The same of spans without a probe is what a machine's noise
-makes of such a ratio (`null`): the larger of two is above 1 by itself. Goal: below 1.05.
+makes of such a ratio (`null`): the larger of two is above 1 by itself. Goal: below 1.05. What does
+not follow the noise is the processor time that the round's processes took, as a share of the round.
 
 In a fleet the swept node is out of the run and its partner alone measures beside it. `--pair` adds
 the second round, a partner's half of a link probe; its other half runs here as well then, which it
@@ -15,6 +16,7 @@ does not in a fleet. `--share 1` is how it would be without rests.
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -114,20 +116,28 @@ def run(for_s: float, *, pair: bool) -> dict[str, object]:
         probed: list[Span] = []
         alone: list[Span] = []
         numbers: list[dict[str, float]] = []
+        shares: list[float] = []
         ends_s, lasts_s = time.time() + for_s, 0.0
         while not probed or time.time() + 2 * lasts_s < ends_s:
-            began_s = time.time()
+            began_s, used_s = time.time(), _children_s()
             found = anyio.run(lambda: measured(Path(folder), pair=pair))
             lasts_s = time.time() - began_s
             if alone:  # the first round is there to know how long one takes
                 probed.append((began_s, began_s + lasts_s))
                 numbers.append(found)
+                shares.append((_children_s() - used_s) / lasts_s)
             alone.append((time.time(), time.time() + lasts_s))
             time.sleep(lasts_s)
         for rank in ranks:
             rank.communicate()
         steps = [[tuple(line) for line in json.loads(out.read_text())] for out in outs]
-    return summary(steps, probed, alone, numbers)
+    return summary(steps, probed, alone, numbers) | {"cpu_share_p50": statistics.median(shares)}
+
+
+def _children_s() -> float:
+    """Processor time of children that have ended, the ranks not among them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def summary(

@@ -47,18 +47,18 @@ def one_round(budget_s: float, fault: Path) -> dict[str, float]:
     return found
 
 
-def recorded(rounds: int, budget_s: float, factor: float) -> dict[str, Rounds]:
+def recorded(rounds: int, budget_s: float, factors: Sequence[float]) -> dict[str, Rounds]:
     """Rounds in turns, so that what the machine does meanwhile is shared by all."""
-    kinds = (SlowKind.MEMORY, SlowKind.COMPUTE)
-    found: dict[str, Rounds] = {"well": [], **{f"{kind} {factor:g}": [] for kind in kinds}}
+    hurts = [(kind, by) for by in factors for kind in (SlowKind.MEMORY, SlowKind.COMPUTE)]
+    found: dict[str, Rounds] = {"well": [], **{f"{kind} {by:g}": [] for kind, by in hurts}}
     with tempfile.TemporaryDirectory() as folder:
         fault = Path(folder) / "fault"
-        for number in range(2 * rounds):
+        for number in range(rounds * len(hurts)):
             clear_fault(fault)
             found["well"].append(one_round(budget_s, fault))
-            kind = kinds[number % 2]
-            set_fault(fault, factor, kind)
-            found[f"{kind} {factor:g}"].append(one_round(budget_s, fault))
+            kind, by = hurts[number % len(hurts)]
+            set_fault(fault, by, kind)
+            found[f"{kind} {by:g}"].append(one_round(budget_s, fault))
     return found
 
 
@@ -108,7 +108,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12, help="of each kind that is hurt")
     parser.add_argument("--budget-s", type=float, default=0.5, help="of each probe")
-    parser.add_argument("--factor", type=float, default=1.2, help="how slow a hurt node is")
+    parser.add_argument(
+        "--factor", type=float, nargs="+", default=[1.2], help="how slow hurt nodes are"
+    )
     parser.add_argument("--record", type=Path, help="write the rounds there")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
