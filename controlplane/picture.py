@@ -177,6 +177,7 @@ def _job(picture: Picture, job: Job, now_ms: int) -> dict[str, Any]:
             if picture.state.nodes[name].job == job.job
             and picture.state.nodes[name].state is NodeState.STANDBY
         ],
+        "stalled": job.stalled,
         "pending": _pending(job.pending, now_ms) if job.pending is not None else None,
     }
 

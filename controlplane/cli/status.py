@@ -105,6 +105,7 @@ def lay_out_status(values: dict[str, Any]) -> list[str]:
     return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
 
 
+ANEW = "restart in the policy's on_loss launches it anew: runbook A job is parked and waits"
 NO_LEADER = "no controller leads: facts wait in the inbox, training goes on"
 
 
@@ -126,6 +127,8 @@ def _job_lines(job: dict[str, Any]) -> list[str]:
     ]
     lines += table(head, rows, "  ")
     lines.append(f"  standbys: {', '.join(job['standbys']) or 'none'}")
+    if job["stalled"]:
+        lines += [f"  stands still: {job['stalled']}", f"    -> {ANEW}"]
     if job["pending"] is not None:
         lines += _pending_lines(job["pending"])
     return lines

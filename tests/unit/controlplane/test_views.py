@@ -11,6 +11,7 @@ from typing import IO, Any, get_args
 import msgspec
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace as with_fields
 
 from controlplane.cli.status import lay_out_nodes, lay_out_status
 from controlplane.cli.tables import span, table
@@ -143,6 +144,22 @@ def test_a_picture_names_who_is_awaited_and_for_how_long(log: list[e.Recorded]) 
     lines = lay_out_status(values)
     assert any("waiting for n0, n1: 2.5 s of 30.0 s" in line for line in lines)
     assert json.loads(msgspec.json.encode(values)) == json.loads(json.dumps(values))
+
+
+def test_a_job_that_nothing_brings_back_says_why_and_what_would(log: list[e.Recorded]) -> None:
+    """All who held its state are gone and nothing was saved: it is parked beside warm standbys,
+    with nothing pending, and whoever looks at it has to be told.
+    """
+    state = fold_of(log)
+    stalled = with_fields(state.jobs[JOB], stalled="no state; nothing saved", pending=None)
+    state = with_fields(state, jobs=state.jobs.insert(JOB, stalled))
+
+    lines = lay_out_status(
+        as_values(Picture(fleet="lab", state=state, leader=None, vitals={}), AT_MS)
+    )
+
+    assert "  stands still: no state; nothing saved" in lines
+    assert "restart" in lines[-1]
 
 
 def test_a_fleet_without_a_leader_says_what_that_means() -> None:
