@@ -7,8 +7,10 @@ address nor the header nor the answer's body, but the hook's name, the host and 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Final
 from urllib.error import HTTPError, URLError
@@ -17,6 +19,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import anyio
 import anyio.to_thread
+from anyio.abc import ByteReceiveStream, Process
 from msgspec import Struct
 
 KEY_HEADER: Final = "X-Changeover-Key"
@@ -26,6 +29,8 @@ KEPT_ENVIRONMENT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 """What a program gets of our environment: nothing that could be a secret."""
 
 WORDS_CHARS_MAX: Final = 200
+OUTPUT_BYTES_MAX: Final = 1 << 20
+"""What is kept of a program's output; one that never stops must not fill our memory."""
 
 
 class NotDelivered(Exception):
@@ -102,23 +107,57 @@ async def execute(
     kept = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
     program = arguments[0]
     try:
-        with anyio.fail_after(timeout_s):
-            done = await anyio.run_process(
-                list(arguments),
-                input=body,
-                check=False,
-                env=kept | dict(more),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+        process = await anyio.open_process(
+            list(arguments),
+            env=kept | dict(more),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
     except FileNotFoundError:
         raise NotDelivered(f"{program}: no such program", final=True) from None
     except OSError as error:
         raise NotDelivered(f"{program}: {error.strerror}", final=True) from None
+    ended = False
+    try:
+        with anyio.fail_after(timeout_s):
+            said, complained = await _converse(process, body)
+            code = await process.wait()
+        ended = True
     except TimeoutError:
         raise NotDelivered(f"{program}: not done within {timeout_s:g} s") from None
-    if done.returncode != 0:
-        words = " ".join((done.stderr or b"").decode("utf-8", "replace").split())
-        raise NotDelivered(f"{program} exited with {done.returncode}: {words}")
-    return (done.stdout or b"").decode("utf-8", "replace")
+    finally:
+        if not ended:
+            _kill_all(process)
+        with anyio.CancelScope(shield=True):
+            await process.aclose()
+    if code != 0:
+        raise NotDelivered(f"{program} exited with {code}: {' '.join(complained.split())}")
+    return said
+
+
+async def _converse(process: Process, body: bytes) -> tuple[str, str]:
+    """Give a program its input; what it says on stdout and stderr, of each the beginning."""
+    heard = {"out": bytearray(), "err": bytearray()}
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+
+    async def hear(stream: ByteReceiveStream, kept: bytearray) -> None:
+        async for chunk in stream:  # to its end: a program whose pipe is full stands still
+            kept += chunk[: OUTPUT_BYTES_MAX - len(kept)]
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(hear, process.stdout, heard["out"])
+        group.start_soon(hear, process.stderr, heard["err"])
+        with suppress(anyio.BrokenResourceError):  # not everybody reads what it is given
+            await process.stdin.send(body)
+        await process.stdin.aclose()
+    return heard["out"].decode("utf-8", "replace"), heard["err"].decode("utf-8", "replace")
+
+
+def _kill_all(process: Process) -> None:
+    """End a program with whatever it started: a script's child would go on, and hold its pipes."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -12,6 +12,8 @@ import stat
 import sys
 from pathlib import Path
 
+import anyio
+import psutil
 import pytest
 
 from controlplane.provision.commands import CommandLines, ExecProvisioner
@@ -22,6 +24,7 @@ from controlplane.provision.port import (
     ToolMissing,
     ToolRefused,
 )
+from controlplane.provision.running import run_tool
 from controlplane.provision.slurm import SlurmProvisioner
 
 # Every state and mark that sinfo's manual of Slurm 24.05 lists, as `%T|%E` prints it.
@@ -395,6 +398,50 @@ async def test_a_refusal_has_slurms_words(tools: Tools) -> None:
 
     with pytest.raises(ToolRefused, match="permission denied"):
         await tools.slurm.cordon("gpu-07", "slow")
+
+
+async def test_a_tool_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    """Its child, which would hold the pipe for an hour, does not outlive the error."""
+    tool = tmp_path / "sinfo"
+    tool.write_text(f"#!/bin/sh\nsleep 3600 & echo $! > '{tmp_path}/child'; wait\n")
+    tool.chmod(0o755)
+
+    with pytest.raises(ToolRefused, match=r"not done within 0\.5 s"):
+        await run_tool([str(tool)], timeout_s=0.5)
+
+    child = int((tmp_path / "child").read_text())
+    assert await is_gone(child), f"process {child} still runs"
+
+
+async def is_gone(pid: int) -> bool:
+    """Whether a process ends within some seconds."""
+    for _ in range(500):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        await anyio.sleep(0.01)
+    return False
+
+
+async def test_a_tool_that_never_stops_talking_fills_no_memory(tmp_path: Path) -> None:
+    """What is kept of its words has an end, as has its time."""
+    tool = tmp_path / "sinfo"
+    tool.write_text("#!/bin/sh\nhead -c 8000000 /dev/zero | tr '\\0' x\n")
+    tool.chmod(0o755)
+
+    assert len(await run_tool([str(tool)])) == 1 << 20
+    with pytest.raises(ToolRefused, match="not done within"):
+        await run_tool(["yes"], timeout_s=0.3)
+
+
+@pytest.mark.parametrize("signal", ["KILL", "TERM"])
+async def test_a_tool_that_is_killed_is_an_error(tmp_path: Path, signal: str) -> None:
+    """Half an answer is none: nothing of it is believed."""
+    tool = tmp_path / "sinfo"
+    tool.write_text(f"#!/bin/sh\necho 'gpu-07|idle|none'; kill -{signal} $$\n")
+    tool.chmod(0o755)
+
+    with pytest.raises(ToolRefused, match="exited with -"):
+        await SlurmProvisioner("scontrol", str(tool)).cordon("gpu-07", "slow")
 
 
 async def test_a_missing_tool_is_a_clear_error() -> None:
