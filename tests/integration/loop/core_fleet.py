@@ -375,11 +375,11 @@ class CoreFleet:
         return [json.loads(line) for line in lines]
 
     def crossed(self, seen: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-        """The rehearsed steps around which traffic or files differ."""
+        """The rehearsed steps around which traffic, packets or files differ."""
         rehearsed = [line for line in seen if line["rehearsal"]]
         pairs = zip(rehearsed[::2], rehearsed[1::2], strict=True)
-        kept = ("sockets", "written")
-        return [(a, b) for a, b in pairs if any(a[key] != b[key] for key in kept)]
+        kept = ("sockets", "written", "packets")
+        return [(a, b) for a, b in pairs if any(a.get(key) != b.get(key) for key in kept)]
 
     def events(self, kind: type[e.Event]) -> list[Any]:
         """Every recorded event of a type."""

@@ -7,7 +7,6 @@ ends with the weights of a run that nobody disturbed.
 import contextlib
 import os
 import resource
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from statemachine import events as e
+from tests.integration.loop.cable import cable
 from tests.integration.loop.core_fleet import Machine
 from worker.faultpoints import Act
 
@@ -139,41 +139,13 @@ async def test_a_whole_machine_of_several_ranks(launch: Launch) -> None:
     assert len(committed) == 2, fleet.story()  # the launch, and one swap of two
 
 
-@contextlib.contextmanager
-def _cable(name: str) -> Iterator[tuple[Machine, Callable[[], None]]]:
-    """A machine with a network of its own, and how to cut the cable to it."""
-    number = os.getpid() % 250 + 1
-    ours, theirs = f"10.213.{number}.1", f"10.213.{number}.2"
-    near, far = f"co{os.getpid()}a", f"co{os.getpid()}b"
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    try:
-        ip("netns", "add", name)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespace can be made here: {error}")
-    try:
-        ip("link", "add", near, "type", "veth", "peer", "name", far)
-        ip("link", "set", far, "netns", name)
-        ip("addr", "add", f"{ours}/24", "dev", near)
-        ip("link", "set", near, "up")
-        ip("-n", name, "addr", "add", f"{theirs}/24", "dev", far)
-        ip("-n", name, "link", "set", far, "up")
-        ip("-n", name, "link", "set", "lo", "up")
-        far_end = Machine(theirs, f"/run/netns/{name}")
-        yield far_end, lambda: ip("link", "set", near, "down")
-    finally:
-        ip("netns", "del", name)
-
-
 @pytest.mark.timeout(90)
 async def test_a_machine_whose_cable_is_cut(launch: Launch, calm: Callable[..., Any]) -> None:
     """A live machine that nobody can reach any more, on whose connections nothing is reset, is
     silent to its peers and replaced, and those whom it calls silent stay.
     """
     knobs = {"wait_floor_s": 0.5, "silence_s": 1.0, "silence_deadline_s": 0.5}
-    with _cable(f"changeover-{os.getpid()}") as (machine, cut):
+    with cable(f"changeover-{os.getpid()}") as (machine, cut):
         here = Machine(machine.host.rpartition(".")[0] + ".1")
         fleet = await launch(
             nodes=3,

@@ -11,6 +11,8 @@ import pytest
 
 from statemachine import events as e
 from statemachine.ids import NodeId
+from tests.integration.loop.cable import cable
+from tests.integration.loop.core_fleet import Machine
 from worker.standing_back import may_stand_back
 
 Launch = Callable[..., Awaitable[Any]]
@@ -173,6 +175,32 @@ async def test_the_proof_of_the_sandbox_would_see_a_leak(launch: Launch, leak: s
     await warm(fleet)
 
     assert fleet.crossed(fleet.traffic("n6")), "the leak went unseen"
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("leak", ["", "datagram", pytest.param("socket", marks=pytest.mark.soak)])
+async def test_nothing_is_sent_from_a_network_in_which_a_standby_is_alone(
+    launch: Launch, leak: str
+) -> None:
+    """On a machine of its own, where links cannot go by the machine, the kernel counts no data, no
+    connection and no datagram sent by anybody during a rehearsed step; a leaking step is seen.
+    """
+    with cable(f"changeover-{os.getpid()}") as (machine, _):
+        here = Machine(machine.host.rpartition(".")[0] + ".1")
+        machines = {**{f"n{number}": here for number in range(3)}, "n3": machine}
+        shape = {"axes": {"pp": 3, "dp": 1}, "machines": machines, "steps": 10_000}
+        fleet = await run_of(launch, 0, [*SLOW, "--traffic"], **shape)
+        await fleet.until("it trains", lambda: len(made(fleet)) == 3, 60.0)
+        (fleet.folder / "n3.alone").touch()
+        (fleet.folder / "n3.rehearsal-fault").write_text(leak)
+        await fleet.start("n3")
+        await warm(fleet)
+        seen = fleet.traffic("n3")
+        await fleet.stop()
+
+    assert {line["role"] for line in seen if line["rehearsal"]} == {0, 1, 2}
+    assert seen[-1]["packets"]["TcpExt:TCPOrigDataSent"] > 0, "it fetched recordings before"
+    assert bool(fleet.crossed(seen)) == bool(leak), fleet.crossed(seen)
 
 
 @pytest.mark.soak

@@ -64,6 +64,9 @@ class Faulty:
                 here = socket.create_connection(there.getsockname())
                 here.sendall(b"x")
                 self.hoard += [there, here]
+            case "datagram":
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                    sock.sendto(b"x", ("127.0.0.1", 9))
             case "file":
                 (self.folder / f"{self.run.node}.leak").write_text("x")
             case _:
@@ -71,10 +74,12 @@ class Faulty:
 
 
 class Traffic:
-    """Counts what all TCP connections of this process have carried, and which files it wrote to."""
+    """Counts what all TCP connections of this process have carried, and which files it wrote to;
+    where it is `alone` in its network, whatever was sent there by anybody, too.
+    """
 
-    def __init__(self, folder: Path, node: str) -> None:
-        self.path = folder / f"{node}.traffic"
+    def __init__(self, folder: Path, node: str, *, alone: bool) -> None:
+        self.path, self.alone = folder / f"{node}.traffic", alone
         self.written: list[str] = []
         sys.addaudithook(self._hear)
 
@@ -87,6 +92,8 @@ class Traffic:
         """Append what was carried and written so far."""
         written = len(self.written)
         line = {"rehearsal": rehearsal, "sockets": tcp_bytes(), "written": written, **state}
+        if self.alone:
+            line["packets"] = packets_sent()
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -116,6 +123,24 @@ def tcp_bytes() -> dict[str, int]:
     return found
 
 
+def packets_sent() -> dict[str, int]:
+    """Segments with data, connections begun and datagrams sent in this network namespace ever."""
+    found = {}
+    for name in ("snmp", "snmp6", "netstat"):
+        before: list[str] = []
+        for line in Path(f"/proc/self/net/{name}").read_text().splitlines():
+            words = line.split()
+            if name == "snmp6":
+                found[words[0]] = int(words[1])
+                continue
+            if before and before[0] == words[0]:
+                pairs = zip(before[1:], words[1:], strict=True)
+                found |= {words[0] + key: int(value) for key, value in pairs}
+            before = words
+    told = ("TcpExt:TCPOrigDataSent", "Tcp:ActiveOpens", "Udp:OutDatagrams", "Udp6OutDatagrams")
+    return {name: found[name] for name in told}
+
+
 def main() -> None:
     """Train a pipeline."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -143,7 +168,8 @@ def main() -> None:
         run.checkpoint(
             args.out / "checkpoints", every=args.checkpoint, copy_every=args.copy, memory=copies
         )
-    faulty, traffic = Faulty(run, args.out), Traffic(args.out, run.node)
+    alone = (args.out / f"{run.node}.alone").exists()
+    faulty, traffic = Faulty(run, args.out), Traffic(args.out, run.node, alone=alone)
     save = run.outside(lambda step: (args.out / f"{run.node}.checkpoint").write_text(str(step)))
     hurry = args.out / "hurry"
     for step in run.steps(args.steps):
