@@ -22,6 +22,26 @@ from statemachine.errors import BadLayout, BadPolicy
 from statemachine.layout import Layout
 from statemachine.policy import Policy, policy_of
 
+_MACHINES_MOST: Final = 1 << 20
+_FAULTS_MOST: Final = 10_000_000
+_RATES: Final = (
+    "faults.per_1000_node_days",
+    "faults.rack_per_1000_rack_days",
+    "faults.switch_per_1000_switch_days",
+    "grey.per_1000_node_days",
+    "guard.false_alarms_per_1000_node_days",
+)
+_MOST: Final[Mapping[str, int]] = {
+    "days": 36_525,
+    "replications": 1_000_000,
+    "fleet.nodes": _MACHINES_MOST,
+    "fleet.standbys": _MACHINES_MOST,
+    "fleet.spares": _MACHINES_MOST,
+    "fleet.borrowed": _MACHINES_MOST,
+    "fleet.gpus_per_node": 1024,
+}
+"""Far beyond what is planned for; what is larger is a slip of the hand."""
+
 _TABLES: Final[Mapping[str, type[Struct]]] = {
     "fleet": s.FleetTable,
     "job": s.JobTable,
@@ -170,7 +190,28 @@ def check(scenario: s.Scenario, source: str = "scenario") -> None:
                 raise refuse(f"{table}.{name}", "must be a finite number")
             if isinstance(value, int | float) and value < 0:
                 raise refuse(f"{table}.{name}", "must not be negative")
+    for path, most in _MOST.items():
+        if (_get(scenario, path) or 0) > most:
+            raise refuse(path, f"at most {most:,}")
     _check_together(scenario, source)
+    _check_size(scenario, source)
+
+
+def _check_size(scenario: s.Scenario, source: str) -> None:
+    """Refuse what would never end, rather than begin it: a digit too many is easily typed."""
+    if scenario.machines > _MACHINES_MOST:
+        machines = f"{scenario.slots:,} slots, {scenario.machines:,} machines in all"
+        raise BadScenario(
+            f"{source}: job.axes = {scenario.job.axes!r}: {machines}; at most {_MACHINES_MOST:,}"
+        )
+    for path in _RATES:
+        expected = _get(scenario, path) / 1000 * scenario.machines * scenario.days
+        if expected > _FAULTS_MOST:
+            raise BadScenario(
+                f"{source}: {path} = {_get(scenario, path)!r}: {expected:.3g} faults of "
+                f"{scenario.machines:,} machines in {scenario.days:g} days; "
+                f"at most {_FAULTS_MOST:,}"
+            )
 
 
 def _check_together(scenario: s.Scenario, source: str) -> None:

@@ -19,6 +19,15 @@ REFUSED = {
     "impossible layout": ("[job]\naxes = { pp = 3, tp = 3 }", "job.axes = {'pp': 3, 'tp': 3}"),
     "unsafe policy": ("[policy]\nlease_ttl_s = 1", "policy"),
     "a time without end": ("days = inf", "days = inf: must be above 0, and finite"),
+    "a century and more": ("days = 1e308", "days = 1e+308: at most 36,525"),
+    "replications without end": (f"replications = {10**18}", f"{10**18}: at most 1,000,000"),
+    "standbys without end": ("[fleet]\nstandbys = 1_000_000_000", "1000000000: at most 1,048,576"),
+    "a layout without end": (
+        "[job]\naxes = { pp = 90000, dp = 90000 }",
+        "in all; at most 1,048,576",
+    ),
+    "a rate without end": ("[faults]\nper_1000_node_days = 1e12", "days; at most 10,000,000"),
+    "grey without end": ("[grey]\nper_1000_node_days = 1e12", "days; at most 10,000,000"),
     "no number": ("[repair]\nmean_h = nan", "repair.mean_h = nan: must be a finite number"),
     "unknown key in a class": (
         '[[faults.classes]]\nname = "x"\nshare = 1\ndetct_s = 3',
