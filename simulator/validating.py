@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from simulator.calibrating import calibrate
+from simulator.calibrating import Measured, calibrate
 from simulator.core import EPOCH_MS, number_of
 from simulator.errors import BadLog
 from simulator.faults import Fault, Kind, Trace
@@ -55,6 +55,8 @@ class Validation(Struct, frozen=True, kw_only=True):
     """Faults after which the same machine took the slot."""
     costs: dict[str, float]
     costs_from: str
+    measured: tuple[Measured, ...] = ()
+    """Every component: over how many incidents it was measured, or what is assumed of it."""
 
 
 def validate(run: Path, costs_log: Path | None = None) -> Validation:
@@ -67,7 +69,8 @@ def validate(run: Path, costs_log: Path | None = None) -> Validation:
     played = _played(run / "campaign.json")
     scenario = load(run / "scenario.toml")
     source = read_log(costs_log) if costs_log is not None else log
-    costs = _costs(source, scenario, played)
+    measured_costs = calibrate(source, scenario)
+    costs = _costs(measured_costs, scenario, played)
     again, trace = _scenario(scenario, played, log, costs), _trace(played)
     kept: list[e.Recorded] = []
     world = World(again, STRATEGIES["standby-swap-guard"], trace, explicit=True, keep=kept.append)
@@ -94,7 +97,29 @@ def validate(run: Path, costs_log: Path | None = None) -> Validation:
         ),
         costs=costs,
         costs_from=str(costs_log) if costs_log is not None else "this run itself",
+        measured=measured_costs,
     )
+
+
+def origins(found: Validation) -> tuple[str, ...]:
+    """One line of the costs that were measured, with what they spread over; one of the rest.
+
+    A component of which no incident told is a publication's, for its fleet: a downtime that it is
+    part of is no prediction for this one.
+    """
+    known = [
+        f"{each.component} {each.seconds:.3g} ({each.samples}: "
+        f"{each.spread_s[0]:.3g} to {each.spread_s[1]:.3g})"
+        for each in found.measured
+        if each.seconds is not None
+    ]
+    assumed = [each.component for each in found.measured if each.seconds is None]
+    lines = []
+    if known:
+        lines.append(f"measured (incidents: 10 % to 90 %): {', '.join(known)}")
+    if assumed:
+        lines.append(f"assumed, nothing in the log tells of it: {', '.join(assumed)}")
+    return tuple(lines)
 
 
 def _played(path: Path) -> Played:
@@ -108,13 +133,9 @@ def _played(path: Path) -> Played:
         raise BadLog(f"{path}: not what a campaign leaves: {error}") from error
 
 
-def _costs(log: Sequence[e.Recorded], scenario: Scenario, played: Played) -> dict[str, float]:
+def _costs(measured: Sequence[Measured], scenario: Scenario, played: Played) -> dict[str, float]:
     """Measured components; a first step counts as far as it is longer than an ordinary one."""
-    found = {
-        each.component: each.seconds
-        for each in calibrate(log, scenario)
-        if each.seconds is not None
-    }
+    found = {each.component: each.seconds for each in measured if each.seconds is not None}
     ordinary_s = played.step_ms / 1000
     found["first_step_s"] = max(0.0, found.get("first_step_s", ordinary_s) - ordinary_s)
     return {"delta_s": 0.0, "transfer_s": 0.0, **found, **scenario.costs.overrides}

@@ -11,6 +11,7 @@ from simulator.cli.showing import (
     HTML,
     JSON,
     Progress,
+    Real,
     save,
     save_page,
     show_json,
@@ -38,7 +39,7 @@ def _options(command: Command) -> Command:
         JSON,
         click.option("--out", type=click.Path(path_type=Path), help="Write the trace there."),
         click.option("--machines", type=click.IntRange(0), default=0, help="Machines observed."),
-        click.option("--days", type=float, default=0.0, help="Days observed; else to the end."),
+        click.option("--days", type=Real(0), default=0.0, help="Days observed; else to the end."),
     ):
         command = option(command)
     return click.argument("file", type=click.Path(path_type=Path))(command)

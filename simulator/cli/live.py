@@ -7,6 +7,7 @@ import click
 from simulator.campaign import campaign as run_campaign
 from simulator.cli.showing import HTML, JSON, save_page, show_json, show_table
 from simulator.pages.telling import page_of_validation
+from simulator.validating import origins
 from simulator.validating import validate as run_validate
 
 
@@ -56,6 +57,8 @@ def validate(run: Path, costs: Path | None, *, html: Path | None, as_json: bool)
         )
         for pair in found.pairs
     ]
+    for line in origins(found):
+        click.echo(line)
     columns = ("fault", "replaced by", "simulated", "downtime ms", "simulated", "error")
     show_table(f"costs from {found.costs_from}", columns, rows)
     off = found.simulated_ettr / found.measured_ettr - 1

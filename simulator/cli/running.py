@@ -13,6 +13,7 @@ from simulator.cli.showing import (
     HTML,
     JSON,
     Progress,
+    Real,
     save,
     save_page,
     show_json,
@@ -195,7 +196,12 @@ def _show_comparison(found: Comparison) -> None:
 @click.command(epilog="Example: simctl grid scenarios/standbys.toml --results grid.jsonl")
 @SCENARIO
 @click.option("--results", type=click.Path(path_type=Path), required=True, help="To resume from.")
-@click.option("--relative", type=float, default=0.01, help="Half-width that is narrow enough.")
+@click.option(
+    "--relative",
+    type=Real(0, min_open=True),
+    default=0.01,
+    help="Half-width that is narrow enough.",
+)
 @click.option("--most", type=click.IntRange(2), default=50, help="Replications at most.")
 @HTML
 @PARQUET
@@ -256,7 +262,7 @@ def _show_grid(found: Grid) -> None:
 
 @click.command(epilog="Example: simctl plan scenarios/llm_64k.toml --target-ettr 0.97")
 @SCENARIO
-@click.option("--target-ettr", type=click.FloatRange(0, 1), required=True, help="Share of time.")
+@click.option("--target-ettr", type=Real(0, 1), required=True, help="Share of time.")
 @HTML
 @REPLICATIONS
 @WORKERS

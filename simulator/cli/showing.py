@@ -4,7 +4,9 @@ import errno
 import sys
 import time
 from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -18,6 +20,19 @@ from statemachine.errors import UsageError
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 HTML = click.option("--html", type=click.Path(path_type=Path), help="Write a report there.")
+
+
+class Real(click.FloatRange):
+    """A finite number of a range: what is not a number lies in every range, as comparisons go."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read it, and refuse `nan` and `inf`."""
+        found = float(super().convert(value, param, ctx))
+        if not isfinite(found):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return found
 
 
 def save(path: Path, raw: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from simulator.pages.blocks import Bar, Bars, Block, Page, Stack, Stacks, Table
 from simulator.replay import Divergence, Replay, WhatIf
-from simulator.validating import Validation
+from simulator.validating import Validation, origins
 from statemachine.incidents import PHASES, Incident
 
 SHOWN = 60
@@ -132,7 +132,7 @@ def page_of_validation(source: str, found: Validation) -> Page:
     )
     return Page(
         title=f"{source}: simulated beside measured",
-        lead=f"Costs from {found.costs_from}.",
+        lead=". ".join((f"Costs from {found.costs_from}", *origins(found))) + ".",
         blocks=(
             Bars(
                 title="Downtime of each fault",

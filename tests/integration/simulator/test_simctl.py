@@ -96,6 +96,9 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
         (("import", "stepfun", "nowhere.json"), "cannot be read"),
         (("import", "csv", "f.csv", "--map", "x"), "--map 'x'"),
         (("whatif", "nowhere.jsonl", "--policy", "p.toml"), "cannot be read"),
+        (("plan", "nowhere.toml", "--target-ettr", "nan"), "nan is not a finite number"),
+        (("grid", "f.toml", "--results", "r", "--relative", "inf"), "inf is not a finite number"),
+        (("import", "stepfun", "f.json", "--days", "-1"), "'--days': -1.0 is not in the range"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_two(arguments: tuple[str, ...], words: str) -> None:

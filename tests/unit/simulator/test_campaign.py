@@ -12,7 +12,7 @@ from simulator.errors import BadLog, BadScenario
 from simulator.faults import Kind, draw
 from simulator.parts import STRATEGIES
 from simulator.scenario_file import load, policy_for
-from simulator.validating import validate
+from simulator.validating import origins, validate
 from simulator.world import World
 from statemachine import events as e
 from statemachine.campaign import Played
@@ -77,6 +77,10 @@ def test_a_simulated_run_is_validated_without_an_error(tmp_path: Path) -> None:
     assert again.measured_swaps == again.simulated_swaps == len(found.injections)
     kill = next(pair for pair in again.pairs if pair.kind == "kill")
     assert kill.error == pytest.approx(0.0, abs=0.05)
+    known, assumed = origins(again)
+    assert known.startswith("measured (incidents: 10 % to 90 %): delta_s 0.3 (1: ")
+    assert "planned_s" in known
+    assert "load_s" in assumed
     (tmp_path / "campaign.json").unlink()
     with pytest.raises(BadLog, match=r"campaign\.json: cannot be read"):
         validate(tmp_path)
