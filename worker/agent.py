@@ -36,6 +36,7 @@ from controlplane.eventlog.promptness import be_prompt
 from statemachine.errors import SchemaTooNew, UsageError
 from worker.agent_node import End, EndKind, NodeLife
 from worker.agent_settings import AgentSettings, log_level, parse_arguments
+from worker.relapses import Relapses
 from worker.supervise import adopt_orphans
 from worker.sweeper import ProbePort
 
@@ -46,14 +47,8 @@ EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_FENCED: Final = 3
 
-FALSE_STARTS_MAX: Final = 3
-"""Training processes in a row that may end before their step loop; then the agent gives up."""
-
 REJOIN_PAUSES_S: Final = (0.2, 1.0, 2.0, 5.0, 10.0)
 """Pauses before joining anew, by the number of crashes in a row; the last one repeats."""
-
-SOUND_LIFE_S: Final = 60.0
-"""A training process that lived this long does not count as one of several crashes in a row."""
 
 _RETRY_S: Final = 0.5
 
@@ -78,7 +73,7 @@ class Agent:
         """Return an exit code; what led to it was logged."""
         opened = ProbePort.open(self._settings.host, self._settings.secret_path, self._in_duty)
         async with opened as probes:
-            crashes = false_starts = 0
+            relapses = Relapses()
             reached = -1
             while True:
                 session = await self._join(probes)
@@ -86,20 +81,17 @@ class Agent:
                 self._life = NodeLife(self._settings, self._event_log, session, probes, reached)
                 began_at = anyio.current_time()
                 end = await self._life.run(self._stop)
-                if anyio.current_time() - began_at > SOUND_LIFE_S:
-                    crashes = 0
-                crashes = crashes + 1 if end.kind is EndKind.CRASHED else 0
-                false_starts = 0 if end.was_ready else false_starts + 1
-                code = self._exit_code(end, false_starts)
+                relapses.heed(end, anyio.current_time() - began_at)
+                code = self._exit_code(end, relapses.hopeless())
                 if code is not None:
                     return code
                 log.warning("%s; joining anew", end.reason)
                 reached = -1 if end.kind is EndKind.ASSIGNED else end.reached
                 if end.kind is EndKind.ASSIGNED:
                     self._settings = self._settings.serving(end.job)
-                await pause(self._stop, REJOIN_PAUSES_S[min(crashes, len(REJOIN_PAUSES_S) - 1)])
+                await pause(self._stop, pause_after(relapses.crashes))
 
-    def _exit_code(self, end: End, false_starts: int) -> int | None:
+    def _exit_code(self, end: End, hopeless: str) -> int | None:
         """The code to exit with; None to join anew."""
         if end.kind in (EndKind.FINISHED, EndKind.STOPPED):
             log.info("left: %s", end.reason)
@@ -107,10 +99,11 @@ class Agent:
         if end.kind is EndKind.ASSIGNED:
             return None
         may_rejoin = self._settings.rejoin and end.kind is not EndKind.FAILED
-        if may_rejoin and false_starts < FALSE_STARTS_MAX:
+        if may_rejoin and not hopeless:
             return None
+        given_up = f"; given up: {hopeless}" if may_rejoin else ""
         hint = f"; see {self._settings.log_path}" if end.kind is EndKind.CRASHED else ""
-        log.error("%s: %s%s", end.kind, end.reason, hint)
+        log.error("%s: %s%s%s", end.kind, end.reason, given_up, hint)
         return EXIT_FENCED if end.kind is EndKind.FENCED else EXIT_FAILED
 
     async def _join(self, probes: ProbePort) -> NodeSession:
@@ -135,6 +128,11 @@ class Agent:
                     log.warning("cannot join yet: %s", error)
                 told = True
             await pause(self._stop, _RETRY_S)
+
+
+def pause_after(crashes: int) -> float:
+    """Seconds to wait before joining anew, after so many crashes in a row."""
+    return REJOIN_PAUSES_S[min(crashes, len(REJOIN_PAUSES_S) - 1)]
 
 
 async def pause(stop: anyio.Event, seconds: float) -> None:

@@ -91,6 +91,8 @@ class End(msgspec.Struct, frozen=True):
     """The job that the node is assigned to, where that is why."""
     reached: int = -1
     """The last step of its job that its training process committed, or one before it."""
+    in_duty: bool = False
+    """Whether it took part in the run, or was about to."""
 
 
 class NodeLife:
@@ -170,7 +172,9 @@ class NodeLife:
             await say_farewell(self._session, self._facts, left_for)
         reached = max(self._me.reached, self._process.reached)
         was_ready = self._me.ready is not None
-        return msgspec.structs.replace(self._end, was_ready=was_ready, reached=reached)
+        return msgspec.structs.replace(
+            self._end, was_ready=was_ready, reached=reached, in_duty=self.in_duty
+        )
 
     def _joined(self) -> e.NodeJoined:
         return e.NodeJoined(

@@ -122,7 +122,7 @@ def _parser() -> _Parser:
     add("--label", action="append", default=[], metavar="K=V", help="a remark on this machine")
     add("--secret-file", type=Path, help="the fleet's secret (default: RUN_DIR/secret)")
     add("--also", action="append", default=[], metavar="JOB=COMMAND", help="a job to lend it to")
-    add("--rejoin", action="store_true", help="after being fenced, join anew instead of ending")
+    add("--rejoin", action="store_true", help="join anew after a loss, as long as that helps")
     add("--patience-s", type=_seconds, default=30.0, help="how long to wait for the store to begin")
     add("--stop-grace-s", type=_seconds, default=1.0, help="time that training gets to end itself")
     add("--lease-ttl-s", type=_seconds, default=10.0, help="life of the lease without renewal")
