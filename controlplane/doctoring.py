@@ -27,6 +27,7 @@ from controlplane.eventlog import (
     UnsupportedServer,
 )
 from controlplane.eventlog.etcd_url import parse_url
+from controlplane.eventlog.silence import NOBODY, Silence
 from controlplane.eventlog.versions import judge_version
 from controlplane.logstats import ALARM_SHARE, stats_of
 from controlplane.picture import Picture, look
@@ -294,17 +295,22 @@ def standbys(picture: Picture) -> Finding:
     return good("standbys", f"{len(warm)} warm for {len(jobs)} running jobs")
 
 
-async def examine(settings: Settings, log: EventLog | None, now_ms: int) -> list[Finding]:
-    """Look at everything; `log` is None where the store does not answer.
+async def examine(
+    settings: Settings, log: EventLog | None, now_ms: int, silence: Silence = NOBODY
+) -> list[Finding]:
+    """Look at everything; `log` is None where the store does not answer, for `silence`.
 
     Raises nothing of the store: what fails is a finding.
     """
-    found = [origin(), python(), torch_facts(), await gpus(), tls(settings)]
+    private = tls(settings)
+    if log is None and silence.is_of_tls:
+        private = bad("TLS", silence.words, silence.cure)
+    found = [origin(), python(), torch_facts(), await gpus(), private]
     if settings.knobs is not None:
         found.append(lattice(policy_of(settings.knobs), "settings file"))
     if log is None:
-        cure = "start one, or name another with --etcd or CHANGEOVER_ETCD"
-        return [*found, bad("etcd", f"no answer at {settings.etcd}", cure)]
+        words = f"no answer at {settings.etcd}: {silence.words}"
+        return [*found, bad("etcd", words, silence.cure)]
     looks: list[tuple[str, Callable[[], Awaitable[Finding]]]] = [
         ("etcd", lambda: server_version(log, settings)),
         ("quota", lambda: fullness(log, now_ms)),

@@ -9,10 +9,12 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
 from controlplane import journal
 from controlplane.config import Settings
@@ -28,7 +30,9 @@ from controlplane.eventlog import (
     Retry,
     open_store,
 )
+from controlplane.eventlog.etcd_url import parse_url
 from controlplane.eventlog.opening import store_class
+from controlplane.eventlog.silence import Silence, why_silent
 from controlplane.eventlog.versions import judge_version
 from controlplane.eventlog.view import running
 from controlplane.leadership import Preview, win
@@ -54,7 +58,7 @@ async def opened(settings: Settings) -> AsyncIterator[EventLog]:
     """Open the fleet's log for as long as the body runs.
 
     Raises:
-        StoreAbsent: nobody answers within `OPEN_S`.
+        StoreAbsent: nobody answers within `OPEN_S`; says why, as far as can be found out.
         UnsupportedServer: the store is too old.
         ValueError: the URL or a TLS file is wrong.
     """
@@ -65,15 +69,25 @@ async def opened(settings: Settings) -> AsyncIterator[EventLog]:
                 settings.etcd, settings.tls, demo=settings.demo, client=settings.client
             )
     except (Retry, TimeoutError) as error:
+        why = await silence_of(settings)
         raise StoreAbsent(
-            f"no etcd answers at {settings.etcd} within {OPEN_S:.0f} s: start one, or name "
-            "another with --etcd or CHANGEOVER_ETCD"
+            f"no etcd answers at {settings.etcd} within {OPEN_S:.0f} s: {why.words}: {why.cure}"
         ) from error
     try:
         yield EventLog(store, settings.fleet)
     finally:
         with anyio.CancelScope(shield=True):
             await store.aclose()
+
+
+async def silence_of(settings: Settings) -> Silence:
+    """Why the store does not answer, and the cure.
+
+    Raises:
+        ValueError: the URL or a TLS file is wrong.
+    """
+    ask = partial(why_silent, parse_url(settings.etcd), settings.tls)
+    return await anyio.to_thread.run_sync(ask)
 
 
 async def run_controller(settings: Settings, *, wait: bool = True) -> None:

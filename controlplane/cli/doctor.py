@@ -24,7 +24,7 @@ def doctor(settings: Settings, *, as_json: bool) -> None:
     """
     from controlplane.doctoring import Finding, Grade, as_values, examine
     from controlplane.errors import StoreAbsent
-    from controlplane.server import opened
+    from controlplane.server import opened, silence_of
     from controlplane.term import unix_ms
 
     async def run() -> list[Finding]:
@@ -32,7 +32,7 @@ def doctor(settings: Settings, *, as_json: bool) -> None:
             async with opened(settings) as log:
                 return await examine(settings, log, unix_ms())
         except StoreAbsent:
-            return await examine(settings, None, unix_ms())
+            return await examine(settings, None, unix_ms(), await silence_of(settings))
 
     found = anyio.run(run)
     if as_json:
