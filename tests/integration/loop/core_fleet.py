@@ -42,6 +42,10 @@ from worker.standing_back import Newcomer
 
 SCRIPT = Path(__file__).with_name("train_tiny.py")
 JOB = JobId("tiny")
+WITHIN_S = 40.0
+"""How long a thing that was set going may take: on a busy machine a newcomer stands back, for up to
+ten seconds at its start and ten in each rehearsal.
+"""
 
 
 class Machine(NamedTuple):
@@ -350,7 +354,7 @@ class CoreFleet:
             slots |= {(entry.event.epoch, node): slot for slot, node in members.items()}
         return slots
 
-    async def until(self, what: str, holds: Callable[[], bool], within_s: float = 20.0) -> None:
+    async def until(self, what: str, holds: Callable[[], bool], within_s: float = WITHIN_S) -> None:
         """Wait for a condition on the folded state, or fail and print the log."""
         ends_at = time.monotonic() + within_s
         while not holds() and time.monotonic() < ends_at:
