@@ -49,12 +49,12 @@ def agents(environment: dict[str, str], tmp_path: Path) -> Iterator[dict[str, Pa
             *("--run-dir", str(tmp_path / "run"), "--lease-ttl-s", "10"),
             *("--", "python", str(TRAINEE)),
         ]
-        budget = {"CHANGEOVER_PROBE_BUDGET_S": "0.2", "PYTHONPATH": str(ROOT)}
+        hurry = {"CHANGEOVER_PROBE_BUDGET_S": "0.2", "CHANGEOVER_PROBE_SHARE": "0.3"}
         with logs[name].open("wb") as sink:
             running.append(
                 subprocess.Popen(
                     command,
-                    env=environment | hurt | budget,
+                    env=environment | hurt | hurry | {"PYTHONPATH": str(ROOT)},
                     cwd=ROOT,
                     stdout=sink,
                     stderr=sink,
