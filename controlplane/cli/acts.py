@@ -15,6 +15,7 @@ from controlplane.cli.options import (
     json_option,
     operator_name,
 )
+from controlplane.cli.tables import text_of
 from controlplane.config import Settings
 from statemachine import events as e
 from statemachine.ids import NodeId
@@ -46,6 +47,14 @@ def confirmed(question: str, *, yes: bool) -> None:
         click.confirm(question, abort=True, err=True)
 
 
+def nothing_done(words: str, *, as_json: bool) -> None:
+    """Say that what was asked for is so already; no words where that was said."""
+    if as_json:
+        print(json.dumps({"act": None, "position": None, "followed": [], "waits": None}))
+    elif words:
+        print(words)
+
+
 def perform(
     settings: Settings,
     by: str,
@@ -73,7 +82,7 @@ def perform(
     if dry_run:
         foreseen = anyio.run(look_ahead)
         values = foreseen.as_values()
-        print(json.dumps(values) if as_json else "\n".join(foreseen.lines(words)))
+        print(json.dumps(values) if as_json else text_of(foreseen.lines(words)))
         raise SystemExit(1 if foreseen.refused else 0)
     confirmed(question, yes=yes)
     acted = anyio.run(run)
@@ -84,7 +93,7 @@ def perform(
     else:
         print(f"{words}: at position {acted.position} of the log")
         if acted.waits:
-            print(f"  it waits: {acted.waits}")
+            print(text_of([f"  it waits: {acted.waits}"]))
 
 
 @click.command(

@@ -8,6 +8,7 @@ import anyio
 import click
 
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
+from controlplane.cli.tables import text_of
 from controlplane.config import Settings
 
 
@@ -40,8 +41,9 @@ def doctor(settings: Settings, *, as_json: bool) -> None:
     else:
         wide = max(len(each.subject) for each in found)
         for each in found:
-            print(f"{each.grade:<8} {each.subject:<{wide}}  {each.words}")
+            lines = [f"{each.grade:<8} {each.subject:<{wide}}  {each.words}"]
             if each.cure:
-                print(f"{'':<8} {'':<{wide}}  -> {each.cure}")
+                lines.append(f"{'':<8} {'':<{wide}}  -> {each.cure}")
+            print(text_of(lines))
     if any(each.grade is Grade.BAD for each in found):
         raise SystemExit(1)

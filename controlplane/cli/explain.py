@@ -9,6 +9,7 @@ import anyio
 import click
 
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
+from controlplane.cli.tables import text_of
 from controlplane.cli.watching import show_log, watch_option
 from controlplane.config import Settings
 
@@ -52,7 +53,7 @@ def explain(
 
     def picture() -> str:
         found = explained(entries, subject, settings.fleet)
-        return encoded(found) if as_json else "\n".join(found.lines())
+        return encoded(found) if as_json else text_of(found.lines())
 
     async def run() -> None:
         async with opened(settings) as store:
@@ -66,5 +67,5 @@ def explain(
     file = opened_log(log, settings.fleet, beyond=False)
     found = explained(list(file.entries()), subject, str(log))
     say_first(file)
-    print(encoded(found) if as_json else "\n".join(found.lines()))
+    print(encoded(found) if as_json else text_of(found.lines()))
     end(file)

@@ -10,6 +10,7 @@ import msgspec
 
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
 from controlplane.cli.postmortem import lay_out_timeline
+from controlplane.cli.tables import text_of
 from controlplane.cli.watching import show_log, watch_option
 from controlplane.config import Settings
 
@@ -59,4 +60,4 @@ def _told(values: dict[str, Any]) -> str:
     lines = lay_out_timeline(values)
     if (oldest := values["from_position"]) > 1:
         lines.insert(0, f"what was before position {oldest} is in an archive, not in this answer")
-    return "\n".join(lines)
+    return text_of(lines)

@@ -14,7 +14,7 @@ import anyio
 import click
 import msgspec
 
-from controlplane.cli.acts import act_options, perform
+from controlplane.cli.acts import act_options, nothing_done, perform
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
 from controlplane.cli.tables import table
 from controlplane.config import Settings
@@ -175,6 +175,7 @@ def set_(settings: Settings, *, given: tuple[str, ...], by: str, comment: str, *
     if not act["as_json"]:
         print("\n".join(_lines(rows)))
     if not rows:
+        nothing_done("", as_json=act["as_json"])
         return
     event = e.PolicyChanged(version=version + 1, knobs=knobs_of(then), by=by, comment=comment)
     perform(settings, by, event, "policy", question="Change the policy?", **act)
@@ -191,7 +192,7 @@ def shadow(settings: Settings, *, state: str, by: str, comment: str, **act: Any)
     """Record what would be done about verdicts and do nothing (on), or do it again (off)."""
     found, version = anyio.run(_current, settings)
     if found.shadow == (state == "on"):
-        print(f"shadow mode is {state} already")
+        nothing_done(f"shadow mode is {state} already", as_json=act["as_json"])
         return
     then = msgspec.structs.replace(found, shadow=state == "on")
     event = e.PolicyChanged(version=version + 1, knobs=knobs_of(then), by=by, comment=comment)

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from controlplane.cli.options import CONTEXT, examples, json_option
-from controlplane.cli.tables import span, table
+from controlplane.cli.tables import span, table, text_of
 
 if TYPE_CHECKING:
     from controlplane.postmortem.logfile import LogFile
@@ -64,7 +64,7 @@ def opened_log(log: Path, fleet: str, *, beyond: bool) -> LogFile:
 def say_first(log: LogFile) -> None:
     """Say what is wrong with a log, before anything that was read from it."""
     for line in log.notes():
-        print(f"changeover: {line}", file=sys.stderr)
+        print(text_of([f"changeover: {line}"]), file=sys.stderr)
     sys.stderr.flush()
 
 
@@ -110,7 +110,7 @@ def replay(log: Path, *, fleet: str, beyond: bool, as_json: bool) -> None:
     if as_json:
         print_json(values)
     else:
-        print("\n".join(lay_out_replay(values)))
+        print(text_of(lay_out_replay(values)))
     end(file)
 
 
@@ -164,7 +164,7 @@ def timeline(log: Path, *, fleet: str, beyond: bool, as_json: bool, chains: bool
     if as_json:
         print_json(values)
     else:
-        print("\n".join(lay_out_timeline(values) + (lay_out_chains(values) if chains else [])))
+        print(text_of(lay_out_timeline(values) + (lay_out_chains(values) if chains else [])))
     end(file)
 
 
@@ -246,7 +246,7 @@ def at(log: Path, *, fleet: str, beyond: bool, as_json: bool, moment: str) -> No
     if as_json:
         print_json(file.as_values() | values)
     else:
-        print("\n".join(lay_out_status(values)))
+        print(text_of(lay_out_status(values)))
     end(file)
 
 
@@ -273,7 +273,7 @@ def diff(log: Path, *, fleet: str, beyond: bool, as_json: bool, one: str, other:
         print_json(file.as_values() | msgspec.to_builtins(found))
     else:
         print(f"position {before.position} -> {after.position}")
-        print("\n".join(lines_of_difference(found) or ["nothing differs"]))
+        print(text_of(lines_of_difference(found) or ["nothing differs"]))
     end(file)
 
 

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
-from controlplane.cli.tables import span, table
+from controlplane.cli.tables import span, table, text_of
 from controlplane.cli.watching import PERIOD_S, Screen, watch_option
 from controlplane.config import Settings
 
@@ -60,12 +60,12 @@ def _show(
             screen = Screen(as_json=as_json)
             if not watch:
                 values = as_values(await look(log), unix_ms())
-                screen.show(_json(pick(values)) if as_json else "\n".join(lay_out(values)))
+                screen.show(_json(pick(values)) if as_json else text_of(lay_out(values)))
                 return
             async with watching(log) as watcher:
                 while True:
                     values = as_values(watcher.picture, unix_ms())
-                    screen.show(_json(pick(values)) if as_json else "\n".join(lay_out(values)))
+                    screen.show(_json(pick(values)) if as_json else text_of(lay_out(values)))
                     with anyio.move_on_after(1.0):  # durations grow though nothing happens
                         await watcher.wait()
                     await anyio.sleep(PERIOD_S)
@@ -102,7 +102,7 @@ def lay_out_status(values: dict[str, Any]) -> list[str]:
     if values["sweeps"]:
         lines += ["", "sweeps"]
         lines += [_sweep_line(sweep) for sweep in values["sweeps"]]
-    return ["".join(c if c.isprintable() else "?" for c in line) for line in lines]
+    return lines
 
 
 ANEW = "restart in the policy's on_loss launches it anew: runbook A job is parked and waits"

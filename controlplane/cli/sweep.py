@@ -12,7 +12,7 @@ import click
 
 from controlplane.cli.acts import act_options, perform
 from controlplane.cli.options import CONTEXT, examples
-from controlplane.cli.tables import table
+from controlplane.cli.tables import table, text_of
 from controlplane.config import Settings
 from statemachine import events as e
 from statemachine.ids import NodeId
@@ -109,7 +109,7 @@ def _show(report: SweepReport) -> None:
     ]
     print("\n".join(table(("node", "outcome", "partner", "s", "why"), rows)))
     for node, why in report.left_out.items():
-        print(f"{node} was not measured: {why}")
+        print(text_of([f"{node} was not measured: {why}"]))
     print(
         f"{len(report.nodes)} nodes in {report.took_s:.1f} s: {report.count('passed')} passed, "
         f"{report.count('failed')} failed, {report.count('inconclusive')} inconclusive"

@@ -33,6 +33,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], indent: str = "") 
     ]
 
 
+def text_of(lines: Iterable[str]) -> str:
+    """Lines as a text; what stands in one, whoever wrote it, moves no cursor and ends no line."""
+    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
+
+
 def span(seconds: float | None) -> str:
     """A duration as people read it."""
     if seconds is None:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from controlplane.cli.options import CONTEXT, examples, fleet_options, json_option
-from controlplane.cli.tables import table
+from controlplane.cli.tables import table, text_of
 from controlplane.cli.watching import PERIOD_S, Screen, watch_option
 from controlplane.config import Settings
 from statemachine.errors import UsageError
@@ -51,7 +51,7 @@ def show(settings: Settings, *, as_json: bool, watch: bool, groups: bool, job: s
         found = _chosen(state.jobs, job)
         if as_json:
             return msgspec.json.encode(topology_values(found)).decode()
-        return "\n".join(_topology_lines(found, groups=groups))
+        return text_of(_topology_lines(found, groups=groups))
 
     async def run() -> None:
         async with opened(settings) as log:
@@ -101,14 +101,16 @@ def diff(settings: Settings, *, as_json: bool, job: str | None, one: int, other:
         if as_json:
             print(msgspec.json.encode(values).decode())
             return
-        print(f"job {values['job']}: epoch {one} -> {other}")
+        lines = [f"job {values['job']}: epoch {one} -> {other}"]
         rows = [(c["slot"], c["before"], c["after"]) for c in values["changes"]]
-        print("\n".join(table(("slot", "before", "after"), rows, "  ")) if rows else "  no change")
+        lines += table(("slot", "before", "after"), rows, "  ") if rows else ["  no change"]
         for kind, touched in values["affected_groups"].items():
             shown = " ".join(touched[:GROUPS_SHOWN])
             more = f" and {len(touched) - GROUPS_SHOWN} more" if len(touched) > GROUPS_SHOWN else ""
-            print(f"  {kind}: {len(touched)} of {values['groups'][kind]} groups: {shown}{more}")
-        print(f"  slots with a connection to change: {len(values['affected_slots'])}")
+            of = f"{len(touched)} of {values['groups'][kind]} groups"
+            lines.append(f"  {kind}: {of}: {shown}{more}")
+        lines.append(f"  slots with a connection to change: {len(values['affected_slots'])}")
+        print(text_of(lines))
 
     anyio.run(run)
 

@@ -84,8 +84,9 @@ def _ask_plainly(host: str, port: int) -> Silence:
     with plain:
         try:
             offer.wrap_socket(plain).close()
-        except OSError:
-            return MUTE
+        except OSError as error:
+            if "ALERT" not in (getattr(error, "reason", None) or ""):
+                return MUTE
     return _of_tls("it speaks TLS only", "name it as https://..., with --ca, --cert and --key")
 
 
@@ -156,6 +157,9 @@ def _refused(error: ssl.SSLError) -> Silence:
         return _of_tls("etcd refuses our certificate (--cert): of another authority", cure)
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
         return _of_tls("it speaks without TLS", "name it as http://..., or give etcd certificates")
+    if "EOF" in reason:
+        words = "it hung up on our TLS handshake: most likely it speaks without TLS"
+        return _of_tls(words, "name it as http://..., or see the log of etcd")
     return _of_tls(f"the TLS handshake failed ({reason.lower()})", "see the log of etcd")
 
 
