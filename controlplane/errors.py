@@ -15,10 +15,16 @@ ChangeoverError
       +-- LogRefuted          a log is not what it claims: names the first fault
       +-- JobOver             a job that is finished cannot be stopped
       +-- ActRefusedError     the state of the fleet forbids the act: the message says why
+      +-- PluginFailed        a plug-in did what it may not: named
       +-- CertificatesRefused  a folder of certificates that cannot be gone on with
 """
 
+from typing import Final
+
 from statemachine.errors import ChangeoverError, UsageError
+
+VALUE_CHARS_MAX: Final = 200
+"""How much of a value that cannot be is shown: whoever wrote it knows the rest."""
 
 
 class BadConfig(UsageError):
@@ -27,7 +33,10 @@ class BadConfig(UsageError):
     def __init__(self, source: str, value: object, allowed: str) -> None:
         """Remember the source, such as ``--etcd`` or ``changeover.toml: etcd.url``."""
         self.source = source
-        super().__init__(f"{source}: {value!r}: {allowed}")
+        shown = repr(value)
+        if len(shown) > VALUE_CHARS_MAX:
+            shown = f"{shown[:VALUE_CHARS_MAX]}..."
+        super().__init__(f"{source}: {shown}: {allowed}")
 
 
 class ControlError(ChangeoverError):
@@ -76,6 +85,10 @@ class NothingToExplain(UsageError):
 
 class BadAccess(UsageError):
     """A name that no user of etcd, or no certificate, can have."""
+
+
+class PluginFailed(ControlError):
+    """Something of others that was put in did what it may not; the message names it."""
 
 
 class CertificatesRefused(ControlError):

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from importlib.metadata import entry_points
+from functools import wraps
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec import Struct
 
-from controlplane.errors import BadConfig
-from statemachine.decide import Rule
+from controlplane.errors import BadConfig, PluginFailed
+from statemachine.decide import Decision, Rule
 from statemachine.events import Recorded, VerdictIssued, VerdictWithdrawn
+from statemachine.policy import Policy
 from statemachine.state import FleetState
 from statemachine.vitals import Vitals
 
@@ -135,18 +137,55 @@ def check_names(table: Any, where: str) -> dict[str, tuple[str, ...]]:
 
 
 def plugins_of(settings: Settings) -> Plugins:
-    """Load what the settings name."""
+    """Load what the settings name.
+
+    Raises:
+        BadConfig: a plug-in cannot be imported, is not to be called, or there are two rules.
+    """
 
     def load(key: str) -> tuple[Any, ...]:
         named = settings.plugins.get(key, ())
         return tuple(
-            entry.load() for name in named for entry in entry_points(group=GROUPS[key], name=name)
+            _loaded(key, entry)
+            for name in named
+            for entry in entry_points(group=GROUPS[key], name=name)
         )
 
     rules = load("policy")
+    if len(rules) > 1:
+        words = "one rule decides first: name one, or write one that asks the others"
+        raise BadConfig("plugins.policy", list(settings.plugins["policy"]), words)
     return Plugins(
         rule=rules[0] if rules else None,
         detectors=load("detectors"),
         sources=load("metrics"),
         listeners=load("listeners"),
     )
+
+
+def _loaded(key: str, entry: EntryPoint) -> Any:
+    try:
+        found = entry.load()
+    except Exception as error:  # importing runs whatever a package has
+        words = f"{entry.value} cannot be loaded: {type(error).__name__}: {error}"
+        raise BadConfig(f"plugins.{key}", entry.name, words) from error
+    if not callable(found):
+        words = f"{entry.value} is of type {type(found).__name__}, which nothing can call"
+        raise BadConfig(f"plugins.{key}", entry.name, words)
+    return _checked(entry.name, found) if key == "policy" else found
+
+
+def _checked(name: str, rule: Rule) -> Rule:
+    """The rule; one that returns something else is told so by its name."""
+
+    @wraps(rule)
+    def asked(state: FleetState, now_ms: int, policy: Policy) -> Decision | None:
+        found: object = rule(state, now_ms, policy)
+        if found is None or isinstance(found, Decision):
+            return found
+        raise PluginFailed(
+            f"the rule {name!r} ([plugins] policy) returned a {type(found).__name__}; a rule "
+            "returns a Decision, or None"
+        )
+
+    return asked

@@ -166,6 +166,7 @@ async def lead_again_and_again(
     A store that is away or full ends a term, not the controller: training goes on meanwhile, and
     whoever brings the store back should not have to think of us.
     """
+    plugins = plugins if plugins is not None else plugins_of(settings)
     preview = Preview(log)
     while True:
         if wait:
@@ -186,7 +187,7 @@ async def lead_again_and_again(
                 preview=preview,
                 meters=meters,
                 outside=outside_of(settings, meters),
-                plugins=plugins if plugins is not None else plugins_of(settings),
+                plugins=plugins,
             )
             on_term(term)
             await _lead(term, leadership, meters)

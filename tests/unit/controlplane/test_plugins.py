@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from controlplane.config import Settings, load_settings
-from controlplane.errors import BadConfig
+from controlplane.errors import BadConfig, PluginFailed
 from controlplane.plugins import plugins_of
 from controlplane.provision.opening import open_provisioner
+from statemachine.policy import Policy
+from statemachine.state import FleetState
 
 MODULE = """
 from statemachine.decide import Decision
@@ -27,6 +29,11 @@ async def measure():
 def hear(recorded, state):
     pass
 
+def wrong(state, now_ms, policy):
+    return "restart"
+
+number = 7
+
 class Racks:
     def __init__(self, table):
         self.table = table
@@ -35,6 +42,10 @@ class Racks:
 ENTRY_POINTS = """
 [changeover.policies]
 rest = mytool_plugins:rest
+wrong = mytool_plugins:wrong
+number = mytool_plugins:number
+gone = mytool_plugins:gone
+absent = mytool_absent:rule
 [changeover.detectors]
 judge = mytool_plugins:judge
 [changeover.metrics]
@@ -91,7 +102,33 @@ def test_a_scheduler_of_ones_own_is_found_and_given_its_table(tmp_path: Path) ->
 
 def test_a_misspelt_name_says_what_is_installed(tmp_path: Path) -> None:
     """And nothing starts."""
-    with pytest.raises(BadConfig, match="installed: rest"):
+    with pytest.raises(BadConfig, match="installed: absent, gone, number, rest, wrong"):
         settings(tmp_path, '[plugins]\npolicy = "rset"\n')
     with pytest.raises(BadConfig, match="must be one of exec, kubernetes, racks, slurm"):
         settings(tmp_path, '[provisioner]\nkind = "rack"\n')
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ('"number"', "mytool_plugins:number is of type int, which nothing can call"),
+        ('"gone"', "mytool_plugins:gone cannot be loaded: AttributeError"),
+        ('"absent"', "mytool_absent:rule cannot be loaded: ModuleNotFoundError"),
+        ('["rest", "wrong"]', "one rule decides first"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_one_is_named(tmp_path: Path, named: str, words: str) -> None:
+    """With its address, before anything starts."""
+    found = settings(tmp_path, f"[plugins]\npolicy = {named}\n")
+
+    with pytest.raises(BadConfig, match=words):
+        plugins_of(found)
+
+
+def test_a_rule_that_returns_something_else_is_named(tmp_path: Path) -> None:
+    """Not the place where we stumble over what it returned."""
+    rule = plugins_of(settings(tmp_path, '[plugins]\npolicy = "wrong"\n')).rule
+    assert rule is not None
+
+    with pytest.raises(PluginFailed, match=r"the rule 'wrong'.*returned a str"):
+        rule(FleetState(), 0, Policy())

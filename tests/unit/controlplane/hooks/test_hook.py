@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from controlplane.config import load_settings
@@ -40,6 +41,9 @@ def without(*names: str) -> dict[str, Any]:
         (GOOD | {"body": "{{ nod }}"}, "no such name"),
         (GOOD | {"body": "{{ node"}, "is no template"),
         (GOOD | {"key": "{{ event.__class__ }} {{ x }}"}, "no such name"),
+        (GOOD | {"body": "x" * 10_000_000}, "at most 16384 are allowed"),
+        (GOOD | {"key": "{{ " + "(" * 9_000 + "1" + ")" * 9_000 + " }}"}, "at most 16384"),
+        (GOOD | {"key": "{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}"}, "is no template"),
         (GOOD | {"timeout_s": 0}, "must be above 0 seconds"),
         (GOOD | {"tries": 0}, "from 1 to 100"),
         (GOOD | {"colour": "red"}, "colour"),
@@ -52,6 +56,7 @@ def test_a_wrong_hook_is_refused_when_it_is_read(table: dict[str, Any], words: s
 
     assert "f.toml: hooks" in str(refused.value)
     assert words in str(refused.value)
+    assert len(str(refused.value)) < 500
 
 
 def test_a_refusal_never_shows_a_secret_address() -> None:
@@ -133,3 +138,39 @@ def test_a_template_cannot_leave_its_sandbox() -> None:
     assert render("{{ reason }}", values_of("lab", recorded)) == "{{ 7 * 7 }}"
     with pytest.raises(Exception, match="unsafe"):
         render("{{ event.__class__.__mro__ }}", values_of("lab", recorded))
+
+
+LOST = values_of(
+    "lab",
+    e.Recorded(
+        position=Position(1),
+        at_ms=1,
+        writer="c0",
+        event=e.NodeLost(node=NodeId("n1"), incarnation=Incarnation(1), reason="gone"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 'x' * 10 ** 10 }}",
+        "{{ node * 10000000000 }}",
+        "{{ [1] * 10000000000 }}",
+        "{{ 10 ** 1000000000 }}",
+        "{{ position // 0 }}",
+        "{{ position + node }}",
+        "{{ event.nothing.more }}",
+    ],
+)
+def test_a_slip_of_the_pen_costs_one_message(text: str) -> None:
+    """A template that does too much, or comes to nothing, fails as one, at once."""
+    with pytest.raises(jinja2.TemplateError):
+        render(text, LOST)
+
+
+def test_a_message_that_never_ends_is_cut() -> None:
+    """It is written piece by piece, and no further than anybody reads."""
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}xx{% endfor %}{% endfor %}"
+
+    assert len(render(endless, LOST)) == 64 * 1024
