@@ -14,8 +14,9 @@ from typing import Any, Final
 import jinja2
 import msgspec
 from jinja2 import meta
+from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from controlplane.errors import BadConfig
 from controlplane.lines import words_of
