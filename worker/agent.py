@@ -16,9 +16,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from controlplane.eventlog import (
@@ -32,7 +34,9 @@ from controlplane.eventlog import (
     Store,
     open_store,
 )
+from controlplane.eventlog.etcd_url import parse_url
 from controlplane.eventlog.promptness import be_prompt
+from controlplane.eventlog.silence import why_silent
 from statemachine.errors import SchemaTooNew, UsageError
 from worker.agent_node import End, EndKind, NodeLife
 from worker.agent_settings import AgentSettings, log_level, parse_arguments
@@ -159,7 +163,9 @@ async def _open(settings: AgentSettings, stop: anyio.Event) -> Store:
             if anyio.current_time() >= give_up_at:
                 raise
             if not told:
-                log.warning("waiting for the store: %s", error)
+                ask = partial(why_silent, parse_url(settings.etcd), settings.tls)
+                why = await anyio.to_thread.run_sync(ask)
+                log.warning("waiting for the store: %s: %s: %s", error, why.words, why.cure)
             told = True
         await pause(stop, _RETRY_S)
 

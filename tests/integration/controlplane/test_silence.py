@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from controlplane.certificates import Authority
 from controlplane.etcd_server import EtcdServer, free_port
 from controlplane.eventlog.etcd_url import TlsFiles, parse_url
 from controlplane.eventlog.silence import MUTE, NOBODY, why_silent
-from tests.integration.controlplane.test_operating import offline
+from tests.integration.controlplane.test_operating import ROOT, offline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,3 +153,41 @@ def test_a_verb_and_a_doctor_say_it_in_one_line(
     assert doctor.returncode == 1
     assert "bad      TLS             our own certificate (--cert) has expired" in doctor.stdout
     assert "Traceback" not in status.stderr + doctor.stderr
+
+
+def test_an_agent_that_waits_for_etcd_says_why(servers: Servers, tmp_path: Path) -> None:
+    """It goes on waiting, since certificates are renewed; whoever looks at its log knows whose."""
+    late = servers.files("late")
+    command = [
+        sys.executable,
+        "-m",
+        "controlplane",
+        "agent",
+        "--etcd",
+        servers.good,
+        "--ca",
+        late.ca,
+    ]
+    command += [
+        "--cert",
+        late.cert,
+        "--key",
+        late.key,
+        "--fleet",
+        "f",
+        "--node",
+        "n0",
+        "--job",
+        "j",
+    ]
+    command += ["--run-dir", str(tmp_path), "--", "true"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr is not None
+        try:
+            said = ""
+            while "waiting for the store" not in said and (line := agent.stderr.readline()):
+                said += line
+        finally:
+            agent.terminate()
+
+    assert "our own certificate (--cert) has expired, says etcd" in said
