@@ -40,16 +40,22 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     parser.add_argument("--threads", type=_count, default=1, help="of torch, per rank")
+    parser.add_argument("--check", action="store_true", help="end once the arguments are sound")
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line; a value that cannot work ends the script with exit code 2."""
+    """Parse the command line; a value that cannot work ends the script with exit code 2.
+
+    With `--check` it ends here in any case.
+    """
     args = parser.parse_args()
     if args.width % args.heads:
         parser.error(f"--width {args.width} is not a multiple of --heads {args.heads}")
     if not 0 <= args.dropout < 1:
         parser.error(f"--dropout {args.dropout} is not a probability below 1")
+    if args.check:
+        sys.exit(0)
     return args
 
 

@@ -33,6 +33,10 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="file to keep the last in")
     parser.add_argument("--every", type=int, default=20, help="steps between two checkpoints")
     parser.add_argument("--events", type=Path, required=True, help="file to append JSON lines to")
+    parser.add_argument(
+        "--micro", type=int, help="taken from train_pipeline.py; means nothing here"
+    )
+    parser.add_argument("--compile", action="store_true", help="likewise")
     args = parsed(parser)
     rank, events = int(os.environ["RANK"]), Events(args.events)
     events.note("started", restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))

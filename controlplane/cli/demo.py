@@ -242,7 +242,7 @@ async def _run(options: DemoOptions, as_json: bool) -> int:
         await anyio.lowlevel.checkpoint()
         if options.etcd:
             await _check_store(options.etcd)
-        record = whole.Record(options, whole.open_folder(options))
+        record = whole.Record(options, await whole.open_folder(options))
         await whole.play(record, screen)
         group.cancel_scope.cancel()
     if record is None:

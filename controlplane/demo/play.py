@@ -40,7 +40,14 @@ from controlplane.demo.proof import (
     survivors_unchanged,
 )
 from controlplane.demo.report import write_report
-from controlplane.demo.stage import KNOBS, Stage, staged, store_for, training_command
+from controlplane.demo.stage import (
+    KNOBS,
+    Stage,
+    check_training,
+    staged,
+    store_for,
+    training_command,
+)
 from controlplane.demo.steps import JobStep, job_steps, ordinary_ms, read_diaries
 from controlplane.errors import ControlError
 from controlplane.etcd_binary import EtcdMissing
@@ -78,14 +85,16 @@ class Record:
         return self.chronicle.entries if self.chronicle is not None else []
 
 
-def open_folder(options: DemoOptions) -> RunFolder:
+async def open_folder(options: DemoOptions) -> RunFolder:
     """Make the folder of a demo.
 
     Raises:
-        BadDemo: this installation has no scripts to train with; nothing was made.
+        BadDemo: this installation has no scripts to train with, or they do not take the arguments
+            that they shall get; nothing was made.
         FolderTaken: the folder that was named exists.
     """
     try:
+        await check_training(options)
         training_command(options)
     except FleetError as error:
         raise BadDemo(str(error)) from error

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import anyio
@@ -21,7 +21,7 @@ import anyio
 from controlplane.config import Settings
 from controlplane.demo.chronicle import Chronicle
 from controlplane.demo.greys import GREYS
-from controlplane.demo.options import TRAINING, DemoOptions
+from controlplane.demo.options import STEPS_MIN, TRAINING, BadDemo, DemoOptions
 from controlplane.demo.shape import is_plain, model_arguments
 from controlplane.etcd_binary import ensure_etcd
 from controlplane.etcd_server import EtcdServer
@@ -180,6 +180,22 @@ def training_command(options: DemoOptions) -> list[str]:
     if options.data is not None:
         command += ["--data", str(options.data.resolve())]
     return [*command, *TRAINING, *model_arguments(options.axes), *options.training]
+
+
+async def check_training(options: DemoOptions) -> None:
+    """Have the training script look at the arguments that somebody asked for; without any, nothing.
+
+    Raises:
+        BadDemo: it does not take them; says what it said.
+    """
+    if not options.training:
+        return
+    sized = replace(options, steps=options.steps or STEPS_MIN)
+    command = [*training_command(sized), "--check"]
+    done = await anyio.run_process(command, check=False)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().split("\n")[-1]
+        raise BadDemo(f"what stands behind -- does not work: {said}")
 
 
 @asynccontextmanager

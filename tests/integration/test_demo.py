@@ -325,6 +325,8 @@ def test_an_etcd_that_is_too_old_is_refused(tmp_path: Path, etcd_binary: EtcdBin
         (("--steps", "many"), 2, "'many' is not a valid integer"),
         (("--steps", "0"), 2, "0 is not in the range"),
         (("both",), 2, "unexpected argument 'both'"),
+        (("--", "--nope"), 2, "what stands behind -- does not work: train_gpt.py: error: unrec"),
+        (("--", "--width", "30"), 2, "--width 30 is not a multiple of --heads 4"),
         (("--data", "{tmp}/none"), 2, "{tmp}/none: no such file or folder"),
         (("--data", "{tmp}/empty"), 2, "{tmp}/empty: 0 bytes are too little text"),
         (("--standbys", "0"), 2, "needs a standby"),

@@ -78,7 +78,7 @@ def test_a_run_takes_its_time_on_any_machine() -> None:
     assert steps_for(1, 5000) == 20
 
 
-def test_an_installation_without_the_examples_is_refused_before_anything_is_made(
+async def test_an_installation_without_the_examples_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Installed from a wheel, a demo says so at once, and leaves no folder where it was called."""
@@ -87,6 +87,6 @@ def test_an_installation_without_the_examples_is_refused_before_anything_is_made
     runs = tmp_path / "runs"
 
     with pytest.raises(BadDemo, match="run it from one"):
-        play.open_folder(DemoOptions(runs=runs))
+        await play.open_folder(DemoOptions(runs=runs))
 
     assert not runs.exists()
