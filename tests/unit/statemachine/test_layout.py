@@ -48,6 +48,7 @@ def bytecodes(act: Callable[[], Any]) -> int:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 asks when tracing begins, and never again
     sys.settrace(trace)
     try:
         act()
