@@ -42,6 +42,7 @@ def work(nodes: int) -> int:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 asks when tracing begins, and never again
     sys.settrace(trace)
     try:
         settled = settle(state, 10_000, "core")
