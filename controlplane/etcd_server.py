@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 import anyio
 import anyio.to_thread
@@ -36,6 +36,7 @@ START_S: Final = 10.0
 """Seconds a server may take until it answers."""
 
 _STOP_S: Final = 3.0
+_LOOK_S: Final = 0.2
 _LOOPBACK: Final = "127.0.0.1"
 _SKIPS_SYNC: Final = (3, 5, 0)
 
@@ -242,6 +243,19 @@ class EtcdServer:
             lines = []
         last = lines[-1][:300] if lines else "it wrote nothing"
         return f"{last} (log: {self.log_path})"
+
+    async def watch(self) -> NoReturn:
+        """Watch over the server until cancelled.
+
+        Raises:
+            EtcdServerError: it ended, and nobody here had asked it to.
+        """
+        while self._running is None or self._running.poll() is None:  # noqa: ASYNC110 (a child)
+            await anyio.sleep(_LOOK_S)
+        code = self._running.returncode
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        msg = f"etcd ended while it was in use ({how}); its last words: {self._last_words()}"
+        raise EtcdServerError(msg)
 
     async def stop(self) -> None:
         """End the server in order, then by force; idempotent."""

@@ -11,10 +11,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -210,7 +210,8 @@ async def store_for(options: DemoOptions, folder: RunFolder) -> AsyncIterator[st
         return
     binary = await anyio.to_thread.run_sync(lambda: ensure_etcd(demo=True))
     path = folder.path / "etcd"
-    async with EtcdServer(binary, path, port=options.etcd_port) as server:
+    server = EtcdServer(binary, path, port=options.etcd_port)
+    async with server, _watched(server.watch):
         yield server.url
     if not options.keep:
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(path / "etcd-data", True))
@@ -235,7 +236,9 @@ async def staged(
         try:
             async with LocalFleet(folder, name, etcd_url) as fleet:
                 stage = Stage(options, fleet, log, Chronicle(log, folder, JOB), knobs=knobs)
-                async with _watched(stage):
+                fleet.start_controller()
+                watchers = (stage.chronicle.follow_log, stage.chronicle.follow_vitals)
+                async with _watched(*watchers, stage.watch_children):
                     yield stage
         finally:
             folder.secret.unlink()
@@ -245,14 +248,12 @@ async def staged(
 
 
 @asynccontextmanager
-async def _watched(stage: Stage) -> AsyncIterator[None]:
-    """Follow the log and the processes; the first error of either ends the block, unwrapped."""
+async def _watched(*watchers: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Let others watch while the block runs; the first error of any ends it, unwrapped."""
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(stage.chronicle.follow_log)
-            group.start_soon(stage.chronicle.follow_vitals)
-            stage.fleet.start_controller()
-            group.start_soon(stage.watch_children)
+            for watch in watchers:
+                group.start_soon(watch)
             yield
             group.cancel_scope.cancel()
     except BaseExceptionGroup as several:

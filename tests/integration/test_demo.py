@@ -258,6 +258,33 @@ def test_a_demo_that_is_killed_leaves_nobody_running(
     until(lambda: left_behind(run_dir) == [], "the end of all processes")
 
 
+@pytest.mark.timeout(60)
+def test_a_demo_whose_etcd_dies_says_so_and_ends(tmp_path: Path, etcd_binary: EtcdBinary) -> None:
+    """In one line with what etcd said last, exit code 1, and nobody is left."""
+    run_dir = tmp_path / "run"
+    running = subprocess.Popen(
+        command("--faults", "none", "--no-baseline", "--steps", "900", "--run-dir", str(run_dir)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(etcd_binary),
+    )
+    try:
+        log = run_dir / "events.jsonl"
+        until(lambda: log.exists() and b"NodeJoined" in log.read_bytes(), "the first node")
+        pids = [int(each.partition(" ")[0]) for each in left_behind(run_dir)]
+        (etcd,) = [pid for pid in pids if psutil.Process(pid).name() == "etcd"]
+        os.kill(etcd, signal.SIGKILL)
+        said = running.communicate(timeout=PATIENCE_S)[1]
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 1, said
+    assert "etcd ended while it was in use (killed by SIGKILL)" in said
+    assert "Traceback" not in said
+    until(lambda: left_behind(run_dir) == [], "the end of all processes")
+
+
 @pytest.mark.timeout(180)
 def test_two_demos_side_by_side_do_not_meet(tmp_path: Path, etcd_binary: EtcdBinary) -> None:
     """Own ports, own fleet, own folder each; and the same seed gives the same weights."""
