@@ -85,6 +85,11 @@ _DEFAULTS = DemoOptions()
     help="what is slow of the grey node: all its work, its memory, its links, or its input",
 )
 @click.option(
+    "--grey-factor",
+    type=click.FloatRange(1.05, 100.0),
+    help="how many times as long that takes  [default: 1.4, of links 10]",
+)
+@click.option(
     "--scenario",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -188,7 +193,7 @@ def _campaign(given: dict[str, Any], run_dir: Path | None) -> DemoOptions:
     """
     from controlplane.demo.campaign import options_of, read_campaign
 
-    if given["layout"] or given["nodes"] or given["faults"] or given["steps"]:
+    if any(given[name] for name in ("layout", "nodes", "faults", "steps", "grey_factor")):
         raise click.UsageError("--scenario says the layout, the faults and when it ends")
     kept = {name: given[name] for name in ("data", "etcd", "etcd_port", "keep", "training")}
     told = options_of(read_campaign(given["scenario"]), given["scenario"])

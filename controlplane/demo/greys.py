@@ -61,7 +61,6 @@ GREYS: Final[Mapping[str, Grey]] = {
 step of the demo's model. And it needs links that go through a network port, if a local one."""
 
 
-def words_for(kind: str) -> str:
+def words_for(kind: str, factor: float) -> str:
     """What is done to a node of a kind, in words."""
-    grey = GREYS[kind]
-    return grey.words.format(factor=grey.factor)
+    return GREYS[kind].words.format(factor=factor)

@@ -75,6 +75,8 @@ class DemoOptions:
     train_s: float = TRAIN_S
     faults: Faults = Faults.BOTH
     grey_kind: str = GREY_KINDS[0]
+    grey_factor: float | None = None
+    """How many times as long what is slow takes; None: as the kind has it."""
     data: Path | None = None
     seed: int = 0
     etcd: str = ""

@@ -138,11 +138,11 @@ class Plot:
         victim = self._holder(Slot((2 + options.seed) % options.nodes))
         fault_file = stage.fleet.folder.fault_file(victim)
         before = self._identities()
-        factor = GREYS[options.grey_kind].factor
+        factor = options.grey_factor or GREYS[options.grey_kind].factor
         write_fault(fault_file, factor, options.grey_kind)
         hurt = Hurt(GREY, victim, time.time() * 1000, before)
         self.hurts.append(hurt)
-        self._say(f"made {victim} grey: {words_for(options.grey_kind)}")
+        self._say(f"made {victim} grey: {words_for(options.grey_kind, factor)}")
         await self._stated(hurt, f"{options.grey_kind}, slow_factor {factor:g}")
         found = await self._replaced(hurt, FOUND_S)
         self._say(f"{found.replacement} took slot {found.slot} of {victim} at a step boundary")

@@ -113,7 +113,7 @@ async def test_a_write_is_tried_once(store: Store, relay: Relay, root: bytes) ->
         await store.txn((), (Put(root, b"2"),))
     (kv,) = (await store.range(root)).kvs
 
-    assert (kv.value, kv.version) == (b"2", 2)
+    assert (kv.value, kv.version) in ((b"1", 1), (b"2", 2)), "at most once, never twice"
 
 
 async def test_a_read_is_repeated(store: Store, relay: Relay, root: bytes) -> None:

@@ -33,6 +33,9 @@ PATIENCE_S = 20.0
 HURRY = {"CHANGEOVER_WINDOW_S": "0.5", "CHANGEOVER_PROBE_BUDGET_S": "0.4"}
 SMALL = ("--", "--layers", "2", "--batch", "4", "--context", "48")
 TRAIN_S = "24"
+CLEARLY = ("--grey-factor", "2")
+"""Steps of the small model are short, four ranks share two cores, and windows are half a second:
+how busy the machine is moves the work of each by a tenth from window to window."""
 OUTCOME = {
     "ok",
     "steps",
@@ -79,6 +82,29 @@ def left_behind(run_dir: Path) -> list[str]:
     return found
 
 
+@contextmanager
+def started(run_dir: Path, etcd_binary: EtcdBinary) -> Iterator[subprocess.Popen[str]]:
+    """A demo that would run for minutes; killed with the block unless it has ended."""
+    with subprocess.Popen(
+        command("--faults", "none", "--no-baseline", "--steps", "900", "--run-dir", str(run_dir)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(etcd_binary),
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def until_a_node_joined(run_dir: Path) -> Path:
+    """Wait for it, and return the file of the log."""
+    log = run_dir / "events.jsonl"
+    until(lambda: log.exists() and b"NodeJoined" in log.read_bytes(), "the first node")
+    return log
+
+
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the one demo writes."""
@@ -90,7 +116,7 @@ def demo(run_dir: Path, etcd_binary: EtcdBinary) -> subprocess.CompletedProcess[
     """One demo with both faults, run to its end."""
     where = ("--run-dir", str(run_dir))
     done = subprocess.run(
-        command("--json", "--no-baseline", "--train-s", TRAIN_S, *where, *SMALL),
+        command("--json", "--no-baseline", "--train-s", TRAIN_S, *CLEARLY, *where, *SMALL),
         capture_output=True,
         text=True,
         env=environment(etcd_binary),
@@ -216,21 +242,10 @@ def test_a_signal_stops_everything_and_says_where_the_log_is(
 ) -> None:
     """While nodes start, which is when most of it is in the air; the log is there all the same."""
     run_dir = tmp_path / "run"
-    running = subprocess.Popen(
-        command("--faults", "none", "--no-baseline", "--steps", "900", "--run-dir", str(run_dir)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(etcd_binary),
-    )
-    try:
-        log = run_dir / "events.jsonl"
-        until(lambda: log.exists() and b"NodeJoined" in log.read_bytes(), "the first node")
+    with started(run_dir, etcd_binary) as running:
+        log = until_a_node_joined(run_dir)
         running.send_signal(number)
         said = running.communicate(timeout=PATIENCE_S)[1]
-    finally:
-        running.kill()
-        running.wait()
     assert running.returncode == 130, said
     assert str(log) in said
     until(lambda: left_behind(run_dir) == [], "the end of all processes")
@@ -244,17 +259,8 @@ def test_a_demo_that_is_killed_leaves_nobody_running(
 ) -> None:
     """SIGKILL gives it no chance to stop anything; the kernel does."""
     run_dir = tmp_path / "run"
-    running = subprocess.Popen(
-        command("--faults", "none", "--no-baseline", "--steps", "900", "--run-dir", str(run_dir)),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(etcd_binary),
-    )
-    try:
+    with started(run_dir, etcd_binary):
         until(lambda: len(left_behind(run_dir)) > 6, "the nodes")
-    finally:
-        running.kill()
-        running.wait()
     until(lambda: left_behind(run_dir) == [], "the end of all processes")
 
 
@@ -262,23 +268,12 @@ def test_a_demo_that_is_killed_leaves_nobody_running(
 def test_a_demo_whose_etcd_dies_says_so_and_ends(tmp_path: Path, etcd_binary: EtcdBinary) -> None:
     """In one line with what etcd said last, exit code 1, and nobody is left."""
     run_dir = tmp_path / "run"
-    running = subprocess.Popen(
-        command("--faults", "none", "--no-baseline", "--steps", "900", "--run-dir", str(run_dir)),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(etcd_binary),
-    )
-    try:
-        log = run_dir / "events.jsonl"
-        until(lambda: log.exists() and b"NodeJoined" in log.read_bytes(), "the first node")
+    with started(run_dir, etcd_binary) as running:
+        until_a_node_joined(run_dir)
         pids = [int(each.partition(" ")[0]) for each in left_behind(run_dir)]
         (etcd,) = [pid for pid in pids if psutil.Process(pid).name() == "etcd"]
         os.kill(etcd, signal.SIGKILL)
         said = running.communicate(timeout=PATIENCE_S)[1]
-    finally:
-        running.kill()
-        running.wait()
     assert running.returncode == 1, said
     assert "etcd ended while it was in use (killed by SIGKILL)" in said
     assert "Traceback" not in said

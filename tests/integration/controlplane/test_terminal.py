@@ -66,6 +66,13 @@ class AtTerminal(Struct):
             assert piece, f"{missing} never came:\n{self.said}"
             self.said += piece
 
+    def end(self) -> int:
+        """Wait for its end, and read what is left; the exit code."""
+        code = self.process.wait(WAIT_S)
+        while select.select([self.screen], [], [], 0)[0] and (piece := self._read()):
+            self.said += piece
+        return code
+
     def _read(self) -> str:
         try:
             return os.read(self.screen, 65536).decode()
@@ -108,7 +115,7 @@ def test_ctrl_c_ends_what_is_watched(place: tuple[str, ...], words: tuple[str, .
         at.until(*WATCHED[words])
         os.write(at.screen, b"\x03")
         at.until("^C")
-        assert at.process.wait(WAIT_S) == 130, at.said
+        assert at.end() == 130, at.said
 
     assert "Traceback" not in at.said
     assert "\x1b" not in at.said.replace(CLEAR, ""), "only ever cleared"
@@ -118,6 +125,7 @@ def test_forty_columns_cut_nothing_off() -> None:
     """A log reads at a narrow terminal as in a file: lines are the terminal's to fold."""
     with at_terminal("timeline", str(DEMO)) as at:
         at.until("standbys idled", "beside that")
+        assert at.end() == 0
 
     assert at.said.replace("\r\n", "\n") == offline("timeline", str(DEMO)).stdout
 
@@ -126,7 +134,7 @@ def test_a_doctor_is_read_in_forty_columns(place: tuple[str, ...]) -> None:
     """Each finding begins its line, each cure has an arrow; bad is 1."""
     with at_terminal("doctor", *place) as at:
         at.until("standbys", "-> start one")
-        assert at.process.wait(WAIT_S) == 1, at.said
+        assert at.end() == 1, at.said
 
     found = re.findall(r"^(good|bad|warning|unknown) +\S", at.said, re.MULTILINE)
     assert len(found) >= 8, at.said
