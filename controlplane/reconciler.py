@@ -147,13 +147,13 @@ class Reconciler:
         turn = self._plan()
         if not turn.can_wait:
             return turn
-        with anyio.move_on_after(COMPANY_S):
+        with anyio.move_on_after(COMPANY_S) as moment:
             while turn.can_wait:
                 self._wake = anyio.Event()
                 await self._wake.wait()
                 turn = self._plan()
         self._wake = anyio.Event()
-        return self._plan()  # with whatever came as time ran out
+        return self._plan() if moment.cancelled_caught else turn  # with what came as time ran out
 
     def _plan(self) -> Turn:
         """Plan a turn for all that waits; nothing is taken yet."""
